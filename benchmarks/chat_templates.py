@@ -27,7 +27,7 @@ import zipfile
 from chat_template_packages import may_hold_template
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "reference"))
-from chat_templates import CALLS, CHAT, LARGE_NUMBERS, NULL_ARGUMENTS, NULLS, SPECIAL, TOOLS, rendered  # noqa: E402
+from chat_templates import CALLS, CHAT, LARGE_NUMBERS, NOW, NULL_ARGUMENTS, NULLS, SPECIAL, TOOLS, rendered  # noqa: E402
 
 # Own conversations, as data sets have them; each is tried with and without tools and with and without a prompt.
 CONVERSATIONS = {
@@ -136,11 +136,6 @@ def files_of_package(path):
                     yield member.name, archive.extractfile(member).read()
 
 
-def timeless(request, text):
-    """Both sides ask the clock, some seconds apart."""
-    return re.sub(r"\d\d:\d\d:\d\d", "TIME", text) if "strftime_now" in request["template"] else text
-
-
 def short_name(text):
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -153,7 +148,7 @@ def asked(program, requests):
 
 
 def of_answers(template, messages, tools=None):
-    return {"template": template, "messages": messages, "tools": tools, "special": SPECIAL, "answers": True}
+    return {"template": template, "messages": messages, "tools": tools, "special": SPECIAL, "answers": True, "now": NOW}
 
 
 def learned(answer):
@@ -165,12 +160,15 @@ def learned(answer):
 
 
 def compare_lengths(templates, program):
-    """Whether the answers of a long conversation, found in windows, are those of short ones, found one by one."""
+    """Whether the answers of a long conversation, found in windows, are those of short ones, found one by one.
+
+    Templates whose answers are not found in windows are named: they take quadratic time.
+    """
     system, turns = LONG[:1], LONG[1:]
     some, last = (0, 1, 5, 10), len(turns) // 2 - 1
     shorts = [turns[2 * at:2 * at + 6] for at in some] + [turns[-6:]]
     unmarked = [template for template in templates if not MARKED.search(template)]
-    tally, differing = collections.Counter(), []
+    tally, differing, slow = collections.Counter(), [], set()
     for opening in (system, []):
         whole = asked(program, [of_answers(template, opening + turns) for template in unmarked])
         parts = asked(program, [of_answers(template, opening + short) for template in unmarked for short in shorts])
@@ -180,6 +178,8 @@ def compare_lengths(templates, program):
             if isinstance(long, str):
                 tally["refused: " + re.sub(r"\d+", "N", long)] += 1
                 continue
+            if whole[at]["by"] != "Windows":
+                slow.add(template)
             wanted = [part[0] for part in short[:-1]] + [short[-1][-1]] if all(isinstance(part, list) for part in short) else None
             kind = "equal" if wanted == [long[at] for at in some] + [long[last]] else "differ"
             tally[kind] += 1
@@ -190,6 +190,9 @@ def compare_lengths(templates, program):
         print(f"{count:5} {kind}")
     for case in differing:
         print("answers differ:", *case)
+    print(f"answers found one by one, in quadratic time: {len(slow)} templates")
+    for template in slow:
+        print(" ", short_name(template), templates[template])
     return differing
 
 
@@ -257,7 +260,7 @@ def main():
             for tools in (None, TOOLS):
                 for prompt in (False, True):
                     requests.append({"template": template, "messages": messages, "tools": tools,
-                                     "add_generation_prompt": prompt, "special": SPECIAL})
+                                     "add_generation_prompt": prompt, "special": SPECIAL, "now": NOW})
                     wanted.append((origin, f"{name}{', tools' if tools else ''}{', prompt' if prompt else ''}"))
     tally, refusals, reasons, differing = collections.Counter(), collections.Counter(), collections.defaultdict(set), []
     for request, (origin, case), mine in zip(requests, wanted, asked(program, requests), strict=True):
@@ -267,7 +270,7 @@ def main():
             kind = "both refuse" if "error" in theirs and "error" in mine else (
                 "only Jinja2 refuses" if "error" in theirs else "only plimsoll refuses")
         else:
-            hashes = {short_name(timeless(request, side["text"])) for side in (theirs, mine)}
+            hashes = {short_name(side["text"]) for side in (theirs, mine)}
             kind = "equal" if len(hashes) == 1 else "differ"
         tally[kind] += 1
         if kind == "both refuse":

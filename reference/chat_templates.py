@@ -2,15 +2,23 @@
 
 Each line is a JSON object with the template, its messages, tools and special tokens, and either the `text` that
 transformers rendered or `error: true` where it refused. Where the template has `generation` marks, `answers` holds their
-byte ranges.
+byte ranges. `now` is the second that templates are told, where they ask.
 
     python reference/chat_templates.py
 """
 
+import datetime
 import json
+import os
 import pathlib
+import time
+from unittest import mock
 
 from transformers.utils.chat_template_utils import render_jinja_template
+
+# plimsoll speaks UTC; Python asks the system for the seconds of `%s`.
+os.environ["TZ"] = "UTC"
+time.tzset()
 
 OUT = pathlib.Path(__file__).parent.parent / "testdata" / "chat" / "cases.jsonl"
 
@@ -83,6 +91,14 @@ LARGE_NUMBERS = [
         "name": "count", "arguments": {"from": -9223372036854775809, "to": 18446744073709551615,
                                        "all": 170141183460469231731687303715884105727, "share": 1e-07}}}]},
 ]
+
+# Each letter that the C library knows, also without padding; and seconds in which they have one digit or two, around the
+# turns of years that begin with each day of the week, and in leap years.
+FIELDS = "AaBbCcDdeFGgHhIjklMmnPpRrSsTtUuVWwXxYy"
+NOW = 1763424000
+MOMENTS = [NOW, 0, 951827696, 1735689599, 1735689600, 1104537599, 1104537600, 1230768000, 1262304000 + 43200,
+           1293840000 + 3723, 1325376000, 1356998400, 1388534400 + 46859, 1420070400, 1451606400, 1483228800, 1514764799,
+           1577836800, 4102444800, 4133980799]
 
 # Each is a template, or a pair of one and the conversation it is for.
 CASES = {
@@ -247,6 +263,11 @@ CASES = {
     "unknown test in a branch": "{{ (1 is nope) if false else 'ok' }}",
     "unknown function": "{{ nope() }}",
     "unknown function that is not reached": "{% for x in [] %}{{ nope() }}{% endfor %}{{ true or nope() }}{% if nope is defined %}{{ nope() }}{% endif %}{% if false %}{{ nope() }}{% endif %}",
+    "a required block": "{% block x required %}{% endblock %}",
+    "a required block that is not reached": "{% if false %}{% block x required %} {# y #} {% endblock %}{% endif %}ok",
+    "a required block with text": "{% block x required %}a{% endblock %}",
+    "dates": "".join(f"{{{{ strftime_now('{field}=%{field};') }}}}" for field in FIELDS) + "{{ strftime_now('%z[%Z]%f %% é %') }}",
+    "dates without padding": "".join(f"{{{{ strftime_now('{field}=%-{field};') }}}}" for field in FIELDS),
     "unclosed block": "{% if true %}",
     "unclosed variable": "{{ 1 ",
     "wrong nesting": "{% if true %}{% for x in [] %}{% endif %}{% endfor %}",
@@ -292,11 +313,23 @@ CASES = {
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def rendered(template, messages, tools, prompt, marked):
+class Clock(datetime.datetime):
+    """A clock that stands still at `second`."""
+
+    second = NOW
+
+    @classmethod
+    def now(cls):
+        return cls.fromtimestamp(cls.second)
+
+
+def rendered(template, messages, tools, prompt, marked, now=NOW):
+    Clock.second = now
     try:
-        texts, ranges = render_jinja_template(
-            [messages], tools=tools, chat_template=template, add_generation_prompt=prompt,
-            return_assistant_tokens_mask=marked, **SPECIAL)
+        with mock.patch("transformers.utils.chat_template_utils.datetime", Clock):
+            texts, ranges = render_jinja_template(
+                [messages], tools=tools, chat_template=template, add_generation_prompt=prompt,
+                return_assistant_tokens_mask=marked, **SPECIAL)
     except Exception as error:  # whatever refuses a template or a conversation
         return {"error": True, "why": f"{type(error).__name__}: {error}"}
     answer = {"text": texts[0]}
@@ -313,10 +346,14 @@ def main():
         for variant, tools, prompt in [("", None, False), (" with tools", TOOLS, True), (" with no tool", [], True)]:
             if variant and "tools" not in template and "add_generation_prompt" not in template:
                 continue
+            marked = "generation" in name and not variant
             request = {"name": name + variant, "template": template, "messages": messages, "tools": tools,
                        "add_generation_prompt": prompt, "special": SPECIAL}
-            marked = "generation" in name and not variant
-            lines.append(request | rendered(template, messages, tools, prompt, marked))
+            if "strftime_now" not in template:
+                lines.append(request | rendered(template, messages, tools, prompt, marked))
+                continue
+            for now in MOMENTS:
+                lines.append(request | {"now": now} | rendered(template, messages, tools, prompt, marked, now))
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     refused = sum("error" in line for line in lines)

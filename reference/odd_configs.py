@@ -196,6 +196,9 @@ ARCHITECTURES = {
     "bert": ("BertForMaskedLM", bert, ["query", "key", "value", "intermediate.dense", "transform.dense"]),
     "bert-labels": ("BertForSequenceClassification", bert_labels, ["query", "key", "value", "intermediate.dense"]),
 }
+# Parameters of mixtures that can have adapters although they are no modules: all experts in one, and routers.
+MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe"]
+PARAMETERS = ["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"]
 TABLES = {"gpt2": "wte", "bert": "word_embeddings", "bert-labels": "word_embeddings"}
 
 
@@ -225,6 +228,11 @@ def adapter_settings(draw: random.Random, name: str, layers: int, vocab: int) ->
                 del settings["exclude_modules"]
     if name == "bert-labels":
         settings["task_type"] = "SEQ_CLS"
+    # A choice of layers does not concern parameters; plimsoll refuses both together.
+    if name in MIXTURES and "layers_to_transform" not in settings and draw.random() < 0.8:
+        settings["target_parameters"] = draw.sample(PARAMETERS, draw.randrange(1, 4))
+        if draw.random() < 0.5:
+            settings["rank_pattern"] |= {settings["target_parameters"][0]: draw.choice([3, 4])}
     return settings
 
 

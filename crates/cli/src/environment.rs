@@ -1,8 +1,14 @@
-//! Environment variables: where caches and libraries of a GPU are, and how to reach the hub.
+//! Environment variables: where caches and libraries of a GPU are, how to reach the hub, and the patience of tests.
 
 use std::env;
+use std::time::Duration;
 
 use plimsoll::training::job::Environment;
+
+use crate::heartbeat::LONGEST;
+
+/// Seconds of the longest silence, set by tests that cannot wait for a minute.
+const LONGEST_SILENCE: &str = "PLIMSOLL_LONGEST_SILENCE";
 
 /// A variable that is set and not empty.
 pub(crate) fn variable(name: &str) -> Option<String> {
@@ -12,4 +18,10 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 /// The user's caches, the hub and libraries.
 pub(crate) fn environment() -> Environment {
     Environment::from_variables(variable)
+}
+
+/// The longest silence of a run.
+pub(crate) fn longest_silence() -> Duration {
+    let seconds = variable(LONGEST_SILENCE).and_then(|seconds| seconds.parse().ok());
+    seconds.map_or(LONGEST, Duration::from_secs)
 }

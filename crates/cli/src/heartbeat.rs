@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 
 use crate::table;
 
-/// The longest silence: a minute less the time that it takes to wake up on a busy machine.
-const LONGEST: Duration = Duration::from_secs(55);
+/// The longest silence, unless a test asks for a shorter one: a minute less the time that it takes to wake up on a busy
+/// machine.
+pub(crate) const LONGEST: Duration = Duration::from_secs(55);
 /// Time that such work may take before its first line.
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -31,6 +32,8 @@ struct Silence {
     due: Duration,
     /// Time from any line to the next.
     patience: Duration,
+    /// The most of it.
+    longest: Duration,
 }
 
 impl Silence {
@@ -41,6 +44,7 @@ impl Silence {
             spoke: Duration::ZERO,
             due: LONGEST,
             patience: LONGEST,
+            longest: LONGEST,
         }
     }
 
@@ -56,7 +60,7 @@ impl Silence {
             return None;
         }
         let line = format!("{what}, {} so far\n", table::duration(now.saturating_sub(*begun).as_secs_f64()));
-        self.patience = LONGEST.min(2 * self.patience);
+        self.patience = self.longest.min(2 * self.patience);
         self.spoke(now);
         Some(line)
     }
@@ -72,8 +76,8 @@ impl Silence {
             self.spoke = now;
         }
         self.work = Some((what, now));
-        self.patience = patience;
-        self.due = (now + patience).min(self.spoke + LONGEST);
+        self.patience = patience.min(self.longest);
+        self.due = (now + self.patience).min(self.spoke + self.longest);
     }
 }
 
@@ -120,8 +124,11 @@ impl Heartbeat {
 
 /// Begins to listen, `silent` after the last line of the process that this one continues. To be called before the
 /// budget is divided: the thread takes some of the memory.
-pub(crate) fn start(silent: Duration) {
-    HEARTBEAT.state().1 = Instant::now().checked_sub(silent);
+pub(crate) fn start(silent: Duration, longest: Duration) {
+    let mut state = HEARTBEAT.state();
+    state.1 = Instant::now().checked_sub(silent);
+    state.0.longest = longest;
+    drop(state);
     at_work();
     // Without the thread there are silences, which is no reason to end the program.
     let _ = thread::Builder::new().name("heartbeat".into()).stack_size(64 << 10).spawn(|| HEARTBEAT.beat());

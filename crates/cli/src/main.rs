@@ -60,7 +60,7 @@ fn main() -> ExitCode {
             _ => Ok(()),
         });
     }
-    heartbeat::start(reexec::silence_before());
+    heartbeat::start(reexec::silence_before(), environment::longest_silence());
     let result = match &args.command {
         Command::Demo(demo) => commands::demo::run(demo),
         Command::Plan(plan) => commands::plan::run(plan),

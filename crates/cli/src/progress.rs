@@ -74,6 +74,7 @@ pub(crate) struct Progress {
     budget: u64,
     /// Tokens per second if all time went into matrix products.
     ceiling: f64,
+    /// The last evaluation, for the bar alone: a line that stays shows what belongs to its step.
     evaluated: String,
 }
 
@@ -98,17 +99,16 @@ impl Progress {
 
     fn log(&mut self, record: &StepRecord) -> Result<(), Failure> {
         let state = format!(
-            "{}  memory {} of {}{}",
+            "{}  memory {} of {}",
             learning(record, self.ceiling),
             table::size(record.memory_bytes),
-            table::size(self.budget),
-            self.evaluated
+            table::size(self.budget)
         );
         if self.steps.shows(record.step, !self.bar.is_hidden()) {
             let line = format!("step {:>5} of {}  {state}\n", record.step, self.steps.end);
             self.bar.suspend(|| say(&line))?;
         }
-        self.bar.set_message(state);
+        self.bar.set_message(state + &self.evaluated);
         Ok(())
     }
 

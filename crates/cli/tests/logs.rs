@@ -6,6 +6,7 @@ mod support;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -106,6 +107,26 @@ fn console_metrics_page_and_tensorboard_show_the_same_mean_for_the_same_step() {
 }
 
 #[test]
+fn the_result_of_an_evaluation_stands_on_one_line_only() {
+    let home = Home::new();
+    let said = train(
+        &home,
+        "--eval-data text.txt --eval-steps 2 --max-eval-samples 4 --max-steps 6 --logging-steps 1 --output-dir run",
+    );
+    let text = String::from_utf8(home.read("run/metrics.jsonl")).unwrap();
+    let losses =
+        text.lines().filter_map(|line| serde_json::from_str::<Value>(line).unwrap()["eval_loss"].as_f64());
+    let losses: Vec<String> = losses.map(|loss| format!("{loss:.4}")).collect();
+    assert_eq!(losses.len(), 3, "{text}");
+    for loss in losses {
+        // The end names the best once more.
+        let lines = said.lines().filter(|line| line.starts_with("step ") && line.contains(&loss));
+        assert_eq!(lines.count(), 1, "{loss}: {said}");
+    }
+    assert!(!said.contains("  eval "), "{said}");
+}
+
+#[test]
 fn without_stated_logging_steps_every_step_is_a_record_and_some_twenty_are_shown() {
     let home = Home::new();
     let said = train(&home, "--max-steps 60 --output-dir run");
@@ -158,6 +179,32 @@ fn the_page_of_a_run_is_there_from_its_first_step_and_renews_itself_until_the_ru
     assert_eq!((&data["running"], &data["written"]), (&json!(false), &Value::Null));
     assert!(data["end"].is_object());
     assert!(!without_scripts(&home, "run").contains("http-equiv"));
+}
+
+#[test]
+fn a_run_without_a_terminal_that_has_no_record_to_show_tells_how_far_it_is() {
+    let home = Home::new();
+    let arguments = format!(
+        "train --data text.txt {WATCHED} --max-steps 1000000 --logging-steps 1000000 --report-to none --output-dir run"
+    );
+    let mut command = home.command(&arguments);
+    command.env("PLIMSOLL_LONGEST_SILENCE", "1").stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let told: Vec<(u64, Instant)> = lines
+        .filter_map(|line| {
+            let (step, rest) = line.split_once(" of 1000000 steps are done, about ")?;
+            assert!(rest.contains(" left, ") && rest.ends_with(" so far"), "{line}");
+            Some((step.parse().unwrap(), Instant::now()))
+        })
+        .take(4)
+        .collect();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let gaps: Vec<Duration> = told.windows(2).map(|pair| pair[1].1 - pair[0].1).collect();
+    assert!(told.windows(2).all(|pair| pair[0].0 < pair[1].0), "{told:?}");
+    // A busy machine may wake late, but a minute is never reached.
+    assert!(gaps.len() == 3 && gaps.iter().all(|gap| *gap < Duration::from_secs(20)), "{gaps:?}");
 }
 
 #[test]

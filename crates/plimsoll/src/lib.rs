@@ -101,9 +101,9 @@ pub mod training {
     pub mod data {
         pub use plimsoll_train::data::{
             BEGIN, BYTE_VOCABULARY, Batches, ChatTemplate, Corpus, Counts, DataError, DataSpec, Dataset, END,
-            Feed, Group, IGNORED, Inputs, Order, PAD, Part, Permutation, Progress, Rendered, RowLayout, Rows,
-            Sequence, Shown, ShownPart, Source, Special, Synthetic, Task, Text, TextStream, Tokenizer,
-            Validation,
+            Feed, FoundBy, Group, IGNORED, Inputs, Order, PAD, Part, Permutation, Progress, Rendered,
+            RowLayout, Rows, Sequence, Shown, ShownPart, Source, Special, Synthetic, Task, Text, TextStream,
+            Tokenizer, Validation,
         };
     }
 

@@ -1,6 +1,6 @@
 //! Renders chats for a comparison with Jinja2: one JSON object a line on standard input, with `template`, `messages`, and
-//! optionally `tools`, `add_generation_prompt`, `special` and `answers`; one a line on standard output, with `text` or
-//! `error`, and with `answers` as pairs of byte offsets where they were asked for.
+//! optionally `tools`, `add_generation_prompt`, `special`, `now` (in seconds) and `answers`; one a line on standard output, with
+//! `text` or `error`, and where they were asked for with `answers` as pairs of byte offsets and how they were found as `by`.
 //!
 //! `reference/chat_templates.py` and `benchmarks/chat_templates.py` drive it.
 #![allow(clippy::print_stdout, reason = "the other side of a pipe")]
@@ -25,6 +25,10 @@ fn rendered(request: &Json) -> Result<Json, String> {
     let special = request["special"].as_object().into_iter().flatten();
     let special = special.filter_map(|(name, token)| Some((name.clone(), token.as_str()?.to_owned())));
     let template = ChatTemplate::new(source, special.collect())?;
+    let template = match request["now"].as_u64() {
+        Some(now) => template.at(now),
+        None => template,
+    };
     let none = Vec::new();
     let messages = request["messages"].as_array().unwrap_or(&none);
     let tools = Some(&request["tools"]).filter(|tools| !tools.is_null());
@@ -32,7 +36,8 @@ fn rendered(request: &Json) -> Result<Json, String> {
         let rendered = template.render_answers(messages, tools, 0)?;
         let answers: Vec<[usize; 2]> =
             rendered.answers.iter().map(|range| [range.start, range.end]).collect();
-        return Ok(json!({ "text": rendered.text, "answers": answers }));
+        let by = format!("{:?}", rendered.by);
+        return Ok(json!({ "text": rendered.text, "answers": answers, "by": by }));
     }
     let text = template.render(messages, tools, request["add_generation_prompt"] == true)?;
     Ok(json!({ "text": text }))

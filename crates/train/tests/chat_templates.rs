@@ -16,7 +16,8 @@ fn cases() -> Vec<Json> {
 fn compiled(case: &Json) -> Result<ChatTemplate, String> {
     let special = case["special"].as_object().unwrap().iter();
     let special = special.map(|(name, token)| (name.clone(), token.as_str().unwrap().to_owned()));
-    ChatTemplate::new(case["template"].as_str().unwrap(), special.collect())
+    let template = ChatTemplate::new(case["template"].as_str().unwrap(), special.collect())?;
+    Ok(template.at(case["now"].as_u64().unwrap_or(0)))
 }
 
 fn rendered(case: &Json) -> Result<String, String> {

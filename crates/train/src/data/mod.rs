@@ -63,7 +63,7 @@ pub use learned::{Shown, ShownPart};
 pub use order::{Order, Permutation};
 pub use spec::{DataSpec, Part, RowLayout, Task, Validation};
 pub use synthetic::Synthetic;
-pub use template::{ChatTemplate, Rendered};
+pub use template::{ChatTemplate, FoundBy, Rendered};
 pub use text::Text;
 pub use tokenise::Progress;
 pub use tokenizer::{Special, TextStream, Tokenizer};

@@ -11,6 +11,7 @@ mod answers;
 mod boundaries;
 mod conversation;
 mod marks;
+mod numbers;
 mod renderings;
 
 use std::fmt;
@@ -54,6 +55,19 @@ pub struct Rendered {
     pub text: String,
     /// Byte ranges of the assistant's words in `text`, in order.
     pub answers: Vec<Range<usize>>,
+    /// How they were found.
+    pub by: FoundBy,
+}
+
+/// How the assistant's words are found in a rendering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FoundBy {
+    /// The template marks them.
+    Marks,
+    /// In parts of a long conversation, in linear time.
+    Windows,
+    /// One by one, in quadratic time: there are few, or parts are written in another way than the whole.
+    OneByOne,
 }
 
 /// Why a conversation was not rendered.
@@ -99,6 +113,13 @@ impl ChatTemplate {
     pub fn new(source: &str, special: Vec<(String, String)>) -> Result<ChatTemplate, String> {
         let template = Template::new(source).map_err(|fault| fault.to_string())?;
         Ok(ChatTemplate { source: source.to_owned(), template, special, file: None, closes: OnceLock::new() })
+    }
+
+    /// The same template at another time than the one it was compiled at, in seconds since 1970: all its renderings tell
+    /// one date.
+    #[must_use]
+    pub fn at(self, seconds: u64) -> ChatTemplate {
+        ChatTemplate { template: self.template.at(seconds), ..self }
     }
 
     /// Compiles the template of a file.
@@ -161,7 +182,7 @@ impl ChatTemplate {
     /// The same for a conversation that was read before.
     pub(super) fn answers(&self, conversation: &Conversation, from: usize) -> Result<Rendered, RenderFault> {
         if self.template.marks() {
-            let Rendering { text, marked: mut answers } =
+            let Rendering { text, marked: mut answers, .. } =
                 self.run(conversation, conversation.all(), false)?;
             if from > 0 {
                 // The template marks every answer; those of earlier messages are not wanted.
@@ -171,10 +192,9 @@ impl ChatTemplate {
                     answer.start < answer.end
                 });
             }
-            return Ok(Rendered { text, answers });
+            return Ok(Rendered { text, answers, by: FoundBy::Marks });
         }
-        let (text, answers) = Search::new(self, conversation).answers(from)?;
-        Ok(Rendered { text, answers })
+        Search::new(self, conversation).answers(from)
     }
 
     /// Whether it may write something after the last turn that it does not write after others.

@@ -25,7 +25,7 @@ use crate::reading;
 
 /// To be increased when the same files and tokenizer give other ids than before, so that ids of earlier versions are
 /// not used.
-const RENDERING: u32 = 3;
+const RENDERING: u32 = 4;
 /// Records of a batch.
 const RECORDS: usize = 8192;
 /// Ids of a long text that are written at once.

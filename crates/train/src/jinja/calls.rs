@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::clock;
-use super::fault::{Answer, Fault, function_fault};
+use super::fault::{Answer, Fault, field_fault, function_fault};
 use super::interpreter::Run;
 use super::meter::Pen;
 use super::value::Scope;
@@ -185,7 +185,8 @@ impl<'a> Run<'a> {
                 let format = format.as_ref().and_then(Value::as_text);
                 let format = format.ok_or_else(|| Fault::new("`strftime_now` needs a text"))?;
                 self.meter.pass(format.len())?;
-                self.text(clock::strftime(format, clock::now()))
+                let date = clock::strftime(format, self.now).map_err(|field| field_fault(&field))?;
+                self.text(date)
             }
         }
     }

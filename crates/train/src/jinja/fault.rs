@@ -63,3 +63,15 @@ pub(super) fn test_fault(name: &str) -> Fault {
 pub(super) fn function_fault(name: &str) -> Fault {
     Fault::of_template(format!("the function `{name}` is unknown"))
 }
+
+/// A field of a date that is unknown. Written as it stands it would be learned.
+pub(super) fn field_fault(field: &str) -> Fault {
+    Fault::of_template(format!("`strftime_now` knows no field `{field}`; write the date with other fields"))
+}
+
+/// A block that a template which inherits this one would have to fill.
+pub(super) fn required_fault(name: &str) -> Fault {
+    Fault::of_template(format!(
+        "the block `{name}` is required, and no other template can fill it; write what belongs there"
+    ))
+}

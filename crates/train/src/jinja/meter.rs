@@ -38,6 +38,11 @@ impl Meter {
         Rc::new(Meter { limits, held: Cell::new(0), worked: Cell::new(0), passed: Cell::new(0) })
     }
 
+    /// Work so far.
+    pub(super) fn worked(&self) -> u64 {
+        self.worked.get()
+    }
+
     /// Counts nodes.
     pub(super) fn work(&self, nodes: u64) -> Answer<()> {
         let worked = self.worked.get().saturating_add(nodes);

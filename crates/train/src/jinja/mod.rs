@@ -49,7 +49,7 @@ mod value;
 
 use std::ops::Range;
 
-pub(crate) use clock::{now, strftime};
+pub(crate) use clock::{day, now};
 pub(crate) use fault::Fault;
 pub(crate) use meter::Limits;
 use meter::Meter;
@@ -66,10 +66,12 @@ pub(crate) fn dictionary(fields: Vec<(&str, Value)>) -> Value {
     value::dict::Dict::given(fields.into_iter().map(|(name, value)| (Value::text(name), value)).collect())
 }
 
-/// A template, ready to render.
+/// A template, ready to render. All renderings are of the same second: texts of one conversation are compared with each
+/// other, and a clock that ticks between them would make them differ.
 #[derive(Debug)]
 pub(crate) struct Template {
     program: Program,
+    now: u64,
 }
 
 /// A rendering.
@@ -78,6 +80,8 @@ pub(crate) struct Rendering {
     pub(crate) text: String,
     /// Byte ranges of `text` inside `{% generation %}`, in order.
     pub(crate) marked: Vec<Range<usize>>,
+    /// Work that it took, as the meter counts it.
+    pub(crate) work: u64,
 }
 
 impl Template {
@@ -86,7 +90,12 @@ impl Template {
         Template::check_size(source.len() as u64)?;
         let program = parser::parse(source)?;
         unknown::check(&program)?;
-        Ok(Template { program })
+        Ok(Template { program, now: now() })
+    }
+
+    /// The same template at another time, in seconds since 1970.
+    pub(crate) fn at(self, now: u64) -> Template {
+        Template { now, ..self }
     }
 
     /// Refuses a template that is too large to be one.
@@ -104,6 +113,6 @@ impl Template {
 
     /// Renders with the given variables.
     pub(crate) fn render(&self, variables: &[(&str, Value)], limits: Limits) -> Result<Rendering, Fault> {
-        Run::new(&self.program, variables, Meter::new(limits)).render()
+        Run::new(&self.program, variables, Meter::new(limits), self.now).render()
     }
 }

@@ -320,12 +320,21 @@ impl Parser {
 
     fn block(&mut self) -> Answer<StatementKind> {
         let name = self.expect_name()?;
-        while self.skip_name("scoped") || self.skip_name("required") {}
+        self.skip_name("scoped");
+        let required = self.skip_name("required");
         let loops = std::mem::take(&mut self.inside_loops);
         let body = self.body(&["endblock"]);
         self.inside_loops = loops;
         self.skip_name(&name);
-        Ok(StatementKind::Block(body?.0))
+        let body = body?.0;
+        if !required {
+            return Ok(StatementKind::Block(body));
+        }
+        let is_blank = |statement: &Statement| matches!(&statement.kind, StatementKind::Data(text) if text.trim().is_empty());
+        if !body.iter().all(is_blank) {
+            return Err(Fault::new(format!("the block `{name}` is required, so it holds nothing itself")));
+        }
+        Ok(StatementKind::RequiredBlock(self.name(&name)))
     }
 
     fn call_block(&mut self) -> Answer<StatementKind> {

@@ -68,6 +68,8 @@ pub(super) enum StatementKind {
     },
     /// A named block without inheritance: its body, with the variables of the template alone.
     Block(Vec<Statement>),
+    /// A block that a template which inherits this one would have to fill. There is none, so it ends the rendering.
+    RequiredBlock(Name),
     /// Statements in a scope of their own.
     Scope(Vec<Statement>),
 }

@@ -59,7 +59,10 @@ impl Walk<'_> {
 
     fn statement(&self, kind: &StatementKind, place: Place) -> Answer<()> {
         match kind {
-            StatementKind::Data(_) | StatementKind::Break | StatementKind::Continue => Ok(()),
+            StatementKind::Data(_)
+            | StatementKind::Break
+            | StatementKind::Continue
+            | StatementKind::RequiredBlock(_) => Ok(()),
             StatementKind::Print(value) | StatementKind::Set { value, .. } => self.expression(value, place),
             StatementKind::If { branches, otherwise } => {
                 let branch = place.branch();

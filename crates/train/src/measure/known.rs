@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use plimsoll_exec::{Timing, Timings};
 use serde::{Deserialize, Serialize};
 
-use crate::jinja::{now, strftime};
+use crate::jinja::{day, now};
 
 /// Version of the form of [`Measured`].
 pub const OPS_FILE_VERSION: u32 = 2;
@@ -187,7 +187,7 @@ impl Measured {
         };
         match self.probed.get(precision) {
             Some(probed) => {
-                let date = strftime("%Y-%m-%d", probed.day * SECONDS_PER_DAY);
+                let date = day(probed.day);
                 format!("times measured on this machine on {date}{runs}")
             }
             None if self.is_empty() => "times modelled".to_owned(),

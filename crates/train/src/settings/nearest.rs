@@ -1,6 +1,6 @@
 //! The known name that a misspelled one was most likely meant to be.
 
-/// The name among `known` that takes the fewest edits to reach, unless that is more than a third of it.
+/// The name among `known` that takes the fewest edits to reach: at most one, or two of a name of eight characters or more.
 pub fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let written = written.replace('-', "_").to_lowercase();
     let by_distance = known.into_iter().map(|name| (distance(&written, name), name));

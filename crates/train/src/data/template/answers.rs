@@ -13,9 +13,9 @@
 //!                        └──── equal to the whole, or no use ┘
 //! ```
 //!
-//! All text between the anchor and the last answer of a window must equal the whole's, byte for byte, so the windows
-//! tile the whole. Some answers are also determined carefully in the whole, at doubling distances. If anything
-//! disagrees, the careful way is used, within a bound.
+//! All text between the anchor and the last answer of a window must equal the whole's, so the windows tile the whole.
+//! Only numbers may differ, since some templates count the turns (see `numbers`). Some answers are also determined
+//! carefully in the whole, at doubling distances. If anything disagrees, the careful way is used, within a bound.
 //!
 //! If a border was not plain, the answers are checked once more in the whole: none may contain words of another role,
 //! and each must contain the end of its own content.
@@ -25,8 +25,9 @@ use std::ops::Range;
 
 use super::boundaries::Border;
 use super::conversation::{Conversation, Role};
+use super::numbers::places_but_for_numbers;
 use super::renderings::{Part, Renderings};
-use super::{ChatTemplate, RenderFault};
+use super::{ChatTemplate, FoundBy, RenderFault, Rendered};
 
 /// Up to this many answers the careful way is used at once.
 const FEW: usize = 8;
@@ -48,17 +49,23 @@ impl<'a> Search<'a> {
     }
 
     /// The text of the whole, and the answers among the messages from `from` on.
-    pub(super) fn answers(&self, from: usize) -> Result<(String, Vec<Range<usize>>), RenderFault> {
+    pub(super) fn answers(&self, from: usize) -> Result<Rendered, RenderFault> {
+        let found = self.found(from);
+        self.renderings.check()?;
+        found
+    }
+
+    fn found(&self, from: usize) -> Result<Rendered, RenderFault> {
         let (whole, asked) = (self.whole()?, self.asked(from));
         let found = if asked.len() > FEW { self.by_windows(&whole, &asked) } else { None };
-        let answers = match found {
-            Some(answers) => answers,
-            None => self.one_by_one(&whole, &asked)?,
+        let (answers, by) = match found {
+            Some(answers) => (answers, FoundBy::Windows),
+            None => (self.one_by_one(&whole, &asked)?, FoundBy::OneByOne),
         };
         if self.doubtful.get() {
             self.judge(&whole, &asked, &answers)?;
         }
-        Ok((whole.text, answers))
+        Ok(Rendered { text: whole.text, answers, by })
     }
 
     /// The byte at which the messages from `from` on begin in the text of the whole conversation.
@@ -162,16 +169,14 @@ impl<'a> Search<'a> {
         let place = |message: usize| window.messages.iter().position(|&known| known == message);
         let from = self.renderings.end(&window, place(anchor)?).ok()?;
         self.doubt(from);
-        let from = from.at;
-        let mut answers = Vec::with_capacity(new.len());
+        let mut borders = Vec::with_capacity(2 * new.len());
         for &message in new {
             let range = self.careful(&window, place(message)?).ok()?;
-            let begin = range.start.checked_sub(from)?;
-            answers.push(anchored + begin..anchored + range.end.checked_sub(from)?);
+            borders.extend([range.start.checked_sub(from.at)?, range.end.checked_sub(from.at)?]);
         }
-        let (end, reached) = (answers.last()?.end, window.text.get(from..)?);
-        let same = whole.text.get(anchored..end)? == reached.get(..end - anchored)?;
-        same.then_some(answers)
+        let (there, here) = (window.text.get(from.at..)?, whole.text.get(anchored..)?);
+        let places = places_but_for_numbers(there, here, &borders)?;
+        Some(places.chunks(2).map(|answer| anchored + answer[0]..anchored + answer[1]).collect())
     }
 
     /// The messages of a window: the opening of the conversation, the user's turn that `anchor` answers, all messages
@@ -197,19 +202,29 @@ impl<'a> Search<'a> {
 }
 
 #[cfg(test)]
-impl Search<'_> {
+impl<'a> Search<'a> {
+    /// The search, given up after this much work.
+    pub(super) fn limited(
+        template: &'a ChatTemplate,
+        conversation: &'a Conversation,
+        most: u64,
+    ) -> Search<'a> {
+        let renderings = Renderings::limited(template, conversation, most);
+        Search { renderings, doubtful: Cell::new(false) }
+    }
+
     /// Bytes rendered so far.
     pub(super) fn rendered(&self) -> u64 {
         self.renderings.rendered()
     }
 
     /// The answers as [`Search::answers`] finds them, without windows.
-    pub(super) fn carefully(&self, from: usize) -> Result<(String, Vec<Range<usize>>), RenderFault> {
+    pub(super) fn carefully(&self, from: usize) -> Result<Rendered, RenderFault> {
         let (whole, asked) = (self.whole()?, self.asked(from));
         let answers = self.one_by_one(&whole, &asked)?;
         if self.doubtful.get() {
             self.judge(&whole, &asked, &answers)?;
         }
-        Ok((whole.text, answers))
+        Ok(Rendered { text: whole.text, answers, by: FoundBy::OneByOne })
     }
 }

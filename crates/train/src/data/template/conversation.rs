@@ -1,9 +1,10 @@
 //! A conversation of a data set as templates see it.
 //!
-//! Tables hold one type per column, so data that differs from row to row is stored as JSON text. `tools`, each tool, a
-//! tool's `parameters`, `messages` and `tool_calls` are of no use to a template as text, so they are parsed; TRL does
-//! so for `tools`. The `arguments` of a call are printed unchanged by some templates and inspected by others: they stay
-//! a text that also behaves as the value it holds. `content` is never changed.
+//! Tables hold one type per column, so data that differs from row to row is stored as JSON text. `messages`, `tools`,
+//! each tool and its `parameters`, `tool_calls`, each call, `function_call` and the `function` of a tool or call are of no
+//! use to a template as text, so they are parsed; TRL does so for `tools`. Such a text that is no JSON is refused: a
+//! template would read it letter by letter. The `arguments` of a call are printed unchanged by some templates and
+//! inspected by others: they stay a text that also behaves as the value it holds. `content` is never changed.
 //!
 //! As in transformers, a message's reasoning is found under all of the names that templates know for it.
 
@@ -159,9 +160,9 @@ pub(in super::super) fn parsed_list<'a>(value: &'a Json, name: &str) -> Result<C
         Json::Array(items) => Ok(Cow::Borrowed(items)),
         Json::String(text) => match parsed(text, name)? {
             Json::Array(items) => Ok(Cow::Owned(items)),
-            other => Err(format!("`{name}` is a text with {} in JSON, not a list", kind(&other))),
+            other => Err(of_kind(name, value, &other, "a list")),
         },
-        other => Err(format!("`{name}` is {}, not a list", kind(other))),
+        other => Err(of_kind(name, value, other, "a list")),
     }
 }
 
@@ -186,6 +187,30 @@ fn parsed(text: &str, name: &str) -> Result<Json, String> {
         let words = words.split(" at line ").next().unwrap_or_default();
         format!("`{name}` is a text that is not JSON ({words}, at column {})", fault.column())
     })
+}
+
+/// A value, or the one that its text holds as JSON; an empty text holds nothing.
+fn unpacked<'a>(value: &'a Json, name: &str) -> Result<Cow<'a, Json>, String> {
+    match value {
+        Json::String(text) if text.trim().is_empty() => Ok(Cow::Owned(Json::Null)),
+        Json::String(text) => parsed(text, name).map(Cow::Owned),
+        value => Ok(Cow::Borrowed(value)),
+    }
+}
+
+/// The same for a value that may also be a plain word, such as a name.
+fn unpacked_or_word<'a>(value: &'a Json, name: &str) -> Result<Cow<'a, Json>, String> {
+    let is_word = |text: &str| !matches!(text, "" | "null") && !text.starts_with(['{', '[']);
+    match value.as_str() {
+        Some(text) if is_word(text.trim()) => Ok(Cow::Borrowed(value)),
+        _ => unpacked(value, name),
+    }
+}
+
+/// The refusal of a value that is of another kind than `wanted`, once it is parsed.
+fn of_kind(name: &str, given: &Json, read: &Json, wanted: &str) -> String {
+    let (before, behind) = if given.is_string() { ("a text with ", " in JSON") } else { ("", "") };
+    format!("`{name}` is {before}{}{behind}, not {wanted}", kind(read))
 }
 
 /// The object or list that a text holds as JSON.
@@ -257,31 +282,59 @@ impl Reader<'_> {
     fn message(&mut self, message: &Json) -> Result<Value, String> {
         let Json::Object(fields) = message else { return self.value(message, 0) };
         let reasoned = with_reasoning(fields);
-        self.object(reasoned.as_ref().unwrap_or(fields), |reader, name, value| match (name, value) {
-            ("tool_calls", Json::String(text)) => match held(text) {
-                Some(Json::Array(calls)) => reader.calls(&calls),
-                _ => reader.value(value, 1),
-            },
-            ("tool_calls", Json::Array(calls)) => reader.calls(calls),
-            ("function_call", call) => reader.call(call),
+        self.object(reasoned.as_ref().unwrap_or(fields), |reader, name, value| match name {
+            "tool_calls" => reader.calls(value),
+            "function_call" => reader.function_call(value),
             _ => reader.value(value, 1),
         })
     }
 
-    fn calls(&mut self, calls: &[Json]) -> Result<Value, String> {
+    /// The calls of a message; one that stands alone is a list of one.
+    fn calls(&mut self, calls: &Json) -> Result<Value, String> {
+        let read = unpacked(calls, "tool_calls")?;
+        let calls = match &*read {
+            Json::Array(calls) => calls.as_slice(),
+            Json::Object(_) => std::slice::from_ref(&*read),
+            Json::Null => return Ok(Value::None),
+            other => return Err(of_kind("tool_calls", calls, other, "a list")),
+        };
         *self.bytes += PER_VALUE;
-        Ok(Value::list(calls.iter().map(|call| self.call(call)).collect::<Result<_, _>>()?))
+        let calls = calls.iter().enumerate().map(|(at, call)| match &*unpacked(call, "tool_calls")? {
+            Json::Object(fields) => self.call(fields),
+            other => Err(format!("call {} of `tool_calls` is {}, not an object", at + 1, kind(other))),
+        });
+        Ok(Value::list(calls.collect::<Result<_, _>>()?))
+    }
+
+    /// The call of a message in the form that came before `tool_calls`.
+    fn function_call(&mut self, call: &Json) -> Result<Value, String> {
+        match &*unpacked(call, "function_call")? {
+            Json::Object(fields) => self.call(fields),
+            Json::Null => Ok(Value::None),
+            other => Err(of_kind("function_call", call, other, "an object")),
+        }
     }
 
     /// A call of a tool, or the `function` inside it.
-    fn call(&mut self, call: &Json) -> Result<Value, String> {
-        let held = call.as_str().and_then(held);
-        let Json::Object(fields) = held.as_ref().unwrap_or(call) else { return self.value(call, 2) };
+    fn call(&mut self, fields: &Map<String, Json>) -> Result<Value, String> {
         self.object(fields, |reader, name, value| match (name, value) {
-            ("function", Json::Object(_)) => reader.call(value),
+            ("function", function) => reader.function(function, Reader::call),
             ("arguments", Json::String(text)) => reader.arguments(text),
             _ => reader.value(value, 3),
         })
+    }
+
+    /// The `function` of a call or of a tool, read by `read`. It may also be no more than a name.
+    fn function(
+        &mut self,
+        function: &Json,
+        read: fn(&mut Self, &Map<String, Json>) -> Result<Value, String>,
+    ) -> Result<Value, String> {
+        match &*unpacked_or_word(function, "function")? {
+            Json::Object(fields) => read(self, fields),
+            list @ Json::Array(_) => Err(of_kind("function", function, list, "an object")),
+            other => self.value(other, 3),
+        }
     }
 
     fn arguments(&mut self, text: &str) -> Result<Value, String> {
@@ -291,34 +344,23 @@ impl Reader<'_> {
     }
 
     fn tools(&mut self, tools: Option<&Json>) -> Result<Value, String> {
-        let given = match tools {
-            None | Some(Json::Null) => return Ok(Value::None),
-            Some(Json::String(text)) if text.trim().is_empty() => return Ok(Value::None),
-            Some(Json::String(text)) if parsed(text, "tools")?.is_null() => return Ok(Value::None),
-            Some(tools) => parsed_list(tools, "tools")?,
+        let tools = match tools {
+            Some(tools) if !unpacked(tools, "tools")?.is_null() => parsed_list(tools, "tools")?,
+            _ => return Ok(Value::None),
         };
         *self.bytes += PER_VALUE;
-        let tools = given.iter().enumerate().map(|(at, tool)| {
-            let read = match tool {
-                Json::String(text) => parsed(text, "tools")?,
-                tool => tool.clone(),
-            };
-            match &read {
-                Json::Object(fields) => self.tool(fields),
-                other => Err(format!("tool {} of `tools` is {}, not an object", at + 1, kind(other))),
-            }
+        let tools = tools.iter().enumerate().map(|(at, tool)| match &*unpacked(tool, "tools")? {
+            Json::Object(fields) => self.tool(fields),
+            other => Err(format!("tool {} of `tools` is {}, not an object", at + 1, kind(other))),
         });
         Ok(Value::list(tools.collect::<Result<_, _>>()?))
     }
 
     /// A tool, or the `function` inside it.
     fn tool(&mut self, fields: &Map<String, Json>) -> Result<Value, String> {
-        self.object(fields, |reader, name, value| match (name, value) {
-            ("function", Json::Object(function)) => reader.tool(function),
-            ("parameters", Json::String(text)) => match held(text) {
-                Some(schema) => reader.value(&schema, 3),
-                None => reader.value(value, 3),
-            },
+        self.object(fields, |reader, name, value| match name {
+            "function" => reader.function(value, Reader::tool),
+            "parameters" => reader.value(unpacked_or_word(value, "parameters")?.as_ref(), 3),
             _ => reader.value(value, 3),
         })
     }
@@ -326,12 +368,8 @@ impl Reader<'_> {
     /// Variables of the template that come with the sample, as an object or its JSON text.
     fn variables(&mut self, more: Option<&Json>) -> Result<Vec<(String, Value)>, String> {
         let name = "chat_template_kwargs";
-        let parsed = match more {
-            None | Some(Json::Null) => return Ok(Vec::new()),
-            Some(Json::String(text)) => parsed(text, name)?,
-            Some(more) => more.clone(),
-        };
-        match &parsed {
+        let Some(more) = more else { return Ok(Vec::new()) };
+        match &*unpacked(more, name)? {
             Json::Object(fields) => {
                 fields.iter().map(|(name, value)| Ok((name.clone(), self.value(value, 1)?))).collect()
             }

@@ -1,19 +1,24 @@
-//! Renderings of parts of one conversation. Their bytes are counted, so that the search for answers is bounded.
+//! Renderings of parts of one conversation. Their work is counted, so that the search for answers is bounded. Each is
+//! reported as progress: a long search is refused by this bound, with advice, and not by a watch over the reading.
 
 use std::cell::{Cell, OnceCell};
 
 use super::conversation::Conversation;
 use super::marks::{Marked, mark};
 use super::{ChatTemplate, RenderFault};
+use crate::jinja::Value;
+use crate::reading;
 
-/// The search in a conversation is given up after this many rendered bytes.
-const MOST_RENDERED: u64 = 1 << 30;
+/// The search in a conversation is given up after this much work of its template: some ten seconds.
+const MOST_WORK: u64 = 1 << 29;
 
 /// Renders one conversation many times, and counts the bytes.
 pub(super) struct Renderings<'a> {
     template: &'a ChatTemplate,
     pub(super) conversation: &'a Conversation,
     rendered: Cell<u64>,
+    worked: Cell<u64>,
+    most: u64,
 }
 
 /// Some messages of a conversation, by number, and their rendering.
@@ -26,7 +31,8 @@ pub(super) struct Part {
 
 impl<'a> Renderings<'a> {
     pub(super) fn new(template: &'a ChatTemplate, conversation: &'a Conversation) -> Renderings<'a> {
-        Renderings { template, conversation, rendered: Cell::new(0) }
+        let (rendered, worked) = (Cell::new(0), Cell::new(0));
+        Renderings { template, conversation, rendered, worked, most: MOST_WORK }
     }
 
     pub(super) fn part(&self, messages: Vec<usize>) -> Result<Part, RenderFault> {
@@ -37,14 +43,13 @@ impl<'a> Renderings<'a> {
     /// Messages as text, with empty turns of the user behind them.
     pub(super) fn text(&self, messages: &[usize], turns: usize, prompt: bool) -> Result<String, RenderFault> {
         let picked = self.conversation.picked(messages, turns);
-        self.counted(self.template.run(self.conversation, picked, prompt)?.text)
+        self.run(picked, prompt)
     }
 
     /// The same with the places of contents; `None` if the template refuses marked contents.
     pub(super) fn marked(&self, messages: &[usize], turns: usize, prompt: bool) -> Option<Marked> {
         let picked = self.conversation.picked_with(messages, turns, mark);
-        let text = self.template.run(self.conversation, picked, prompt).ok()?.text;
-        Marked::read(&self.counted(text).ok()?, messages.len())
+        Marked::read(&self.run(picked, prompt).ok()?, messages.len())
     }
 
     /// The places of contents in the text of a part.
@@ -64,19 +69,37 @@ impl<'a> Renderings<'a> {
         self.template.may_close()
     }
 
-    fn counted(&self, text: String) -> Result<String, RenderFault> {
-        self.rendered.set(self.rendered.get() + text.len() as u64);
-        if self.rendered.get() > MOST_RENDERED {
+    /// Refuses to go on after too much work. A border that was not found, or found too easily, may be the consequence.
+    pub(super) fn check(&self) -> Result<(), RenderFault> {
+        if self.worked.get() > self.most {
             let why = "the conversation is too long to be rendered turn by turn; \
                        add {% generation %} marks to the chat template, or divide the conversation";
             return Err(RenderFault::Conversation(why.into()));
         }
-        Ok(text)
+        Ok(())
+    }
+
+    fn run(&self, messages: Value, prompt: bool) -> Result<String, RenderFault> {
+        self.check()?;
+        let rendering = self.template.run(self.conversation, messages, prompt)?;
+        reading::step();
+        self.rendered.set(self.rendered.get() + rendering.text.len() as u64);
+        self.worked.set(self.worked.get() + rendering.work);
+        Ok(rendering.text)
     }
 }
 
 #[cfg(test)]
-impl Renderings<'_> {
+impl<'a> Renderings<'a> {
+    /// Renderings that are given up after this much work.
+    pub(super) fn limited(
+        template: &'a ChatTemplate,
+        conversation: &'a Conversation,
+        most: u64,
+    ) -> Renderings<'a> {
+        Renderings { most, ..Renderings::new(template, conversation) }
+    }
+
     /// Bytes rendered so far.
     pub(super) fn rendered(&self) -> u64 {
         self.rendered.get()

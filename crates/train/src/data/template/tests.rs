@@ -98,6 +98,7 @@ fn tools_are_the_same_as_a_list_and_as_json_text() {
         json!(json!([tool(parameters.clone())]).to_string()),
         json!([tool(parameters.clone()).to_string()]),
         json!([tool(json!(parameters.to_string()))]),
+        json!([{"type": "function", "function": json!({"name": "f", "parameters": parameters}).to_string()}]),
     ];
     for tools in &ways {
         assert_eq!(render(source, &[], Some(tools)).unwrap(), wanted, "{tools}");
@@ -113,6 +114,9 @@ fn tools_are_the_same_as_a_list_and_as_json_text() {
     );
     assert_eq!(fault(json!("{}")), "`tools` is a text with an object in JSON, not a list");
     assert_eq!(fault(json!([3])), "tool 1 of `tools` is a number, not an object");
+    for broken in [json!({"function": "{"}), json!({"function": {"parameters": "{"}})] {
+        assert!(fault(json!([broken])).contains("is a text that is not JSON (EOF"), "{broken}");
+    }
 }
 
 #[test]
@@ -145,6 +149,68 @@ fn arguments_in_json_text_serve_templates_that_print_them_and_templates_that_loo
     // Words of a tool or a user are never taken for more than text.
     let words = json!({"role": "tool", "content": "{\"a\": 1}"});
     assert_eq!(render("{{ messages[0].content | tojson }}", &[words], None).unwrap(), r#""{\"a\": 1}""#);
+}
+
+/// Calls as templates for Qwen write them.
+const CALLS: &str = "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}\
+    {% if c.function %}{% set c = c.function %}{% endif %}<call>{{ c.name }}({{ c.arguments | tojson }})</call>\
+    {% endfor %}{% endif %}{% if m.function_call %}<{{ m.function_call.name }}>{% endif %}{% endfor %}";
+
+fn with(field: &str, value: Json) -> Result<String, String> {
+    render(CALLS, &[json!({"role": "assistant", "content": "x", field: value})], None)
+}
+
+#[test]
+fn calls_are_the_same_as_lists_and_objects_and_as_json_text() {
+    let function = json!({"name": "f", "arguments": {"b": 1}});
+    let call = json!({"type": "function", "function": function});
+    let in_text = json!({"type": "function", "function": function.to_string()});
+    let ways = [
+        json!([call]),
+        json!(json!([call]).to_string()),
+        json!(call.to_string()),
+        json!([call.to_string()]),
+        call,
+        json!([in_text]),
+        json!(json!([in_text]).to_string()),
+        json!([function]),
+    ];
+    for calls in ways {
+        assert_eq!(with("tool_calls", calls.clone()).unwrap(), "<call>f({\"b\": 1})</call>", "{calls}");
+    }
+    for call in [json!({"name": "f"}), json!(r#"{"name": "f"}"#)] {
+        assert_eq!(with("function_call", call).unwrap(), "<f>");
+    }
+    for field in ["tool_calls", "function_call"] {
+        for none in [json!(""), json!(" \n"), json!("null"), Json::Null] {
+            assert_eq!(with(field, none).unwrap(), "");
+        }
+    }
+    // A function may be no more than a name.
+    let named = [json!({"role": "assistant", "tool_calls": [{"function": "f"}]})];
+    assert_eq!(render("{{ messages[0].tool_calls[0].function }}", &named, None).unwrap(), "f");
+}
+
+#[test]
+fn calls_in_a_text_that_is_no_json_are_refused_and_not_rendered_letter_by_letter() {
+    let eof = "is a text that is not JSON (EOF while parsing an object, at column";
+    let cases = [
+        ("tool_calls", json!("[{"), format!("`tool_calls` {eof} 2)")),
+        ("tool_calls", json!(["{"]), format!("`tool_calls` {eof} 1)")),
+        ("tool_calls", json!([{"function": "{"}]), format!("`function` {eof} 1)")),
+        ("function_call", json!("{"), format!("`function_call` {eof} 1)")),
+        ("tool_calls", json!("3"), "`tool_calls` is a text with a number in JSON, not a list".into()),
+        ("tool_calls", json!([null]), "call 1 of `tool_calls` is null, not an object".into()),
+        (
+            "tool_calls",
+            json!([{"function": "[]"}]),
+            "`function` is a text with a list in JSON, not an object".into(),
+        ),
+        ("function_call", json!("[]"), "`function_call` is a text with a list in JSON, not an object".into()),
+    ];
+    for (field, value, wanted) in cases {
+        assert_eq!(with(field, value.clone()).unwrap_err(), wanted, "{field}: {value}");
+    }
 }
 
 #[test]
@@ -183,6 +249,7 @@ fn further_variables_come_with_the_sample() {
     };
     assert_eq!(render(json!({"enable_thinking": false})).unwrap(), "False1");
     assert_eq!(render(json!("{\"enable_thinking\": false, \"messages\": []}")).unwrap(), "False1");
+    assert_eq!(render(json!("")).unwrap(), "1");
     assert_eq!(render(json!(3)).unwrap_err(), "`chat_template_kwargs` is a number, not an object");
 }
 

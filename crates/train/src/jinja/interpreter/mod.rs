@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::Rendering;
-use super::fault::{Answer, Fault};
+use super::fault::{Answer, Fault, required_fault};
 use super::meter::{Meter, Pen};
 use super::syntax::{Name, Program, Statement, StatementKind, Step, Target};
 use super::value::dict::Dict;
@@ -40,6 +40,8 @@ pub(in crate::jinja) enum Flow {
 pub(in crate::jinja) struct Run<'a> {
     pub(in crate::jinja) program: &'a Program,
     pub(in crate::jinja) meter: Rc<Meter>,
+    /// The time, in seconds since 1970.
+    pub(in crate::jinja) now: u64,
     root: Rc<Scope>,
     namespaces: Vec<Dict>,
     /// Loops that run, the innermost last.
@@ -58,6 +60,7 @@ impl<'a> Run<'a> {
         program: &'a Program,
         variables: &[(&str, Value)],
         meter: Rc<Meter>,
+        now: u64,
     ) -> Run<'a> {
         let root = Rc::new(Scope::default());
         for (at, name) in program.names.iter().enumerate() {
@@ -69,6 +72,7 @@ impl<'a> Run<'a> {
             program,
             out: vec![Pen::new(&meter)],
             meter,
+            now,
             root,
             namespaces: Vec::new(),
             loops: Vec::new(),
@@ -83,7 +87,8 @@ impl<'a> Run<'a> {
         let root = Rc::clone(&self.root);
         self.statements(&self.program.body, &root)?;
         let text = self.out.pop().map(|pen| pen.finish().0).unwrap_or_default();
-        Ok(without_marks(text, std::mem::take(&mut self.marked)))
+        let work = self.meter.worked();
+        Ok(Rendering { work, ..without_marks(text, std::mem::take(&mut self.marked)) })
     }
 
     /// Runs something one level deeper on the stack.
@@ -164,6 +169,9 @@ impl<'a> Run<'a> {
             StatementKind::Block(body) => {
                 let scope = Scope::inside(&Rc::clone(&self.root));
                 self.deeper(|run| run.statements(body, &scope))?;
+            }
+            StatementKind::RequiredBlock(name) => {
+                return Err(required_fault(&self.program.names[*name as usize]));
             }
             StatementKind::Scope(body) => {
                 let inner = Scope::inside(scope);
@@ -334,7 +342,7 @@ pub(in crate::jinja) fn function_called(name: &str) -> Option<Function> {
 /// Takes marks out of captured text that was printed, and merges them with those of the output itself.
 fn without_marks(marked: String, ranges: Vec<Range<usize>>) -> Rendering {
     if !marked.contains([BEGINS, ENDS]) {
-        return Rendering { text: marked, marked: ranges };
+        return Rendering { text: marked, marked: ranges, work: 0 };
     }
     let (mut text, mut found, mut begin) = (String::with_capacity(marked.len()), Vec::new(), None);
     let mut direct = ranges.into_iter().peekable();
@@ -354,5 +362,5 @@ fn without_marks(marked: String, ranges: Vec<Range<usize>>) -> Rendering {
     }
     found.extend(open.map(|(begin, _)| begin..text.len()));
     found.sort_by_key(|range| range.start);
-    Rendering { text, marked: found }
+    Rendering { text, marked: found, work: 0 }
 }

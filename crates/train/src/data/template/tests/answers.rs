@@ -1,11 +1,12 @@
 //! Finding answers in a rendering, for templates that write turn by turn and for those that do not.
 
 use super::*;
+use crate::reading;
 
 /// `ChatML`, one that drops thoughts of all answers but the last, one that opens with the system prompt inside the
-/// first turn and insists on turns, one that closes with an end, one that closes with a prompt, and one that drops thoughts and
-/// closes with an end.
-const STYLES: [&str; 6] = [
+/// first turn and insists on turns, one that closes with an end, one that closes with a prompt, one that drops thoughts and
+/// closes with an end, and one that counts the rounds.
+const STYLES: [&str; 7] = [
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
      {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}\
@@ -23,6 +24,8 @@ const STYLES: [&str; 6] = [
     "{% for m in messages %}<|{{ m.role }}|>{% if loop.last %}{{ m.content }}{% else %}\
      {{ m.content.split('</think>')[-1].strip() }}{% endif %}<|end|>{% endfor %}\
      {% if add_generation_prompt %}<|assistant|>{% else %}<|endoftext|>{% endif %}",
+    "{% for m in messages %}{% if m.role == 'user' %}[Round {{ loop.index0 // 2 + 1 }}]\n\nq: {{ m.content }}\n\na: \
+     {% else %}{{ m.content }}\n\n{% endif %}{% endfor %}",
 ];
 
 const CLOSES: &str = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}\
@@ -41,6 +44,10 @@ fn exchanges(count: usize) -> Vec<Json> {
     messages
 }
 
+fn texts(rendered: Rendered) -> (String, Vec<Range<usize>>) {
+    (rendered.text, rendered.answers)
+}
+
 #[test]
 fn windows_find_the_answers_that_the_careful_way_finds() {
     for (style, source) in STYLES.into_iter().enumerate() {
@@ -51,9 +58,12 @@ fn windows_find_the_answers_that_the_careful_way_finds() {
                 messages.truncate(last);
                 let conversation = Conversation::new(&messages, None, None).unwrap();
                 let search = Search::new(&template, &conversation);
-                let (text, answers) = search.answers(from).unwrap();
-                let (wanted_text, wanted) = search.carefully(from).unwrap();
-                assert_eq!((text, answers), (wanted_text, wanted), "style {style}, {count} exchanges");
+                let found = search.answers(from).unwrap();
+                assert_eq!(
+                    texts(found),
+                    texts(search.carefully(from).unwrap()),
+                    "style {style}, {count} exchanges"
+                );
             }
         }
     }
@@ -72,9 +82,10 @@ fn a_long_round_of_calls_is_found_by_windows_too() {
         let conversation = Conversation::new(&messages, None, None).unwrap();
         let search = Search::new(&template, &conversation);
         let found = search.answers(0).unwrap();
-        let rendered = search.rendered();
-        assert_eq!(found, search.carefully(0).unwrap());
-        assert!(rendered < 40 * found.0.len() as u64, "{rendered} of {}", found.0.len());
+        let (rendered, length) = (search.rendered(), found.text.len());
+        assert_eq!(found.by, FoundBy::Windows);
+        assert_eq!(texts(found), texts(search.carefully(0).unwrap()));
+        assert!(rendered < 40 * length as u64, "{rendered} of {length}");
     }
 }
 
@@ -85,9 +96,9 @@ fn the_work_of_finding_answers_grows_with_the_conversation_and_not_with_its_squa
         let times = |count: usize| {
             let conversation = Conversation::new(&exchanges(count), None, None).unwrap();
             let search = Search::new(&template, &conversation);
-            let (text, answers) = search.answers(0).unwrap();
-            assert_eq!(answers.len(), count);
-            search.rendered() as f64 / text.len() as f64
+            let found = search.answers(0).unwrap();
+            assert_eq!((found.answers.len(), found.by), (count, FoundBy::Windows));
+            search.rendered() as f64 / found.text.len() as f64
         };
         let (short, long) = (times(100), times(2_000));
         assert!(short < 40.0 && long < 1.25 * short, "renderings of the whole: {short}, {long}");
@@ -96,19 +107,37 @@ fn the_work_of_finding_answers_grows_with_the_conversation_and_not_with_its_squa
 
 #[test]
 fn a_template_that_looks_at_the_whole_is_asked_carefully() {
-    // The text before each answer depends on the number of messages before it, in a way no window sees.
-    let source = "{% for m in messages %}{{ loop.index0 * loop.index0 }}{{ m.role }}:{{ m.content }};{% endfor %}\
-                  {% if add_generation_prompt %}{{ (messages | length) ** 2 }}assistant:{% endif %}";
+    // The letter before each answer depends on the number of messages before it, in a way no window sees.
+    let source = "{% for m in messages %}{{ 'abcdefghijk'[loop.index0 % 11] }}{{ m.role }}:{{ m.content }};{% endfor %}\
+                  {% if add_generation_prompt %}{{ 'abcdefghijk'[(messages | length) % 11] }}assistant:{% endif %}";
     let template = ChatTemplate::new(source, Vec::new()).unwrap();
     let conversation = Conversation::new(&exchanges(20), None, None).unwrap();
     let search = Search::new(&template, &conversation);
-    assert_eq!(search.answers(0).unwrap(), search.carefully(0).unwrap());
+    let found = search.answers(0).unwrap();
+    assert_eq!(found.by, FoundBy::OneByOne);
+    assert_eq!(texts(found), texts(search.carefully(0).unwrap()));
+}
+
+#[test]
+fn a_search_that_takes_too_long_is_given_up_with_advice_and_reports_that_it_gets_on() {
+    let source = "{% for m in messages %}{{ 'abcdefghijk'[loop.index0 % 11] }}{{ m.content }};{% endfor %}";
+    let template = ChatTemplate::new(source, Vec::new()).unwrap();
+    let conversation = Conversation::new(&exchanges(300), None, None).unwrap();
+    let steps = reading::steps();
+    let fault = Search::limited(&template, &conversation, 100_000).answers(0).unwrap_err();
+    assert!(reading::steps() >= steps + 10);
+    assert_eq!(
+        fault.to_string(),
+        "the conversation is too long to be rendered turn by turn; add {% generation %} marks to the chat template, or \
+         divide the conversation"
+    );
+    assert!(Search::new(&template, &conversation).answers(0).is_ok());
 }
 
 /// A rendering with its answers in double brackets.
 fn shown(template: &ChatTemplate, messages: &[Json], from: usize) -> Result<String, RenderFault> {
     let conversation = Conversation::new(messages, None, None).unwrap();
-    let Rendered { text, answers } = template.answers(&conversation, from)?;
+    let Rendered { text, answers, .. } = template.answers(&conversation, from)?;
     let (mut shown, mut told) = (String::new(), 0);
     for answer in answers {
         shown.extend([&text[told..answer.start], "[[", &text[answer.clone()], "]]"]);
