@@ -1,6 +1,6 @@
-//! A device as unlike the CPU as the trait allows: it does nothing when told and everything when asked.
+//! A device as unlike the CPU as the trait allows: it does no work before somebody reads a result.
 //!
-//! Writes and schedules are put into a queue and carried out when somebody reads; a fault of the data is told then. The
+//! Writes and schedules are put into a queue and carried out when somebody reads; a fault of the data is reported then. The
 //! first run of a schedule only captures it, as a device does that records its launches and replays them.
 
 use std::sync::{Mutex, PoisonError};
@@ -19,7 +19,7 @@ enum Pending {
     Observe(u64),
 }
 
-/// The device, with a processor that does the work in the end.
+/// The device: a queue in front of a CPU device, which does the work once somebody reads.
 #[derive(Debug)]
 pub(crate) struct Late {
     inner: Mutex<Inner>,

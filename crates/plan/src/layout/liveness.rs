@@ -377,13 +377,13 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Whether it is state that other schedules see too, here for good or for a stay.
+/// Whether a buffer holds state that other schedules read too, whether it lies in the arena always or for a stay.
 fn lasting(graph: &Graph, contents: Contents) -> bool {
     matches!(contents, Contents::State(state) if graph.state(state).kind != StateKind::Transient)
 }
 
-/// Whether a lifetime begins where `value` is written. It does for every value, and for a transient gradient at its
-/// first writer.
+/// Whether a lifetime begins where `value` is written. It does for a value that is no state, and at the first writer of a
+/// transient gradient.
 fn begins(graph: &Graph, value: Value) -> bool {
     graph
         .value(value)

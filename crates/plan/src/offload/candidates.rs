@@ -6,9 +6,9 @@
 //! ([`transfers`](super::transfers)).
 //!
 //! ```text
-//! limit = virtual           everything recomputed, nothing sent       time: runs again
-//! limit < virtual           less recomputed, the difference sent      time: runs again, and standing still
-//! virtual = whole model     nothing recomputed                        time: standing still alone
+//! limit = virtual           all that does not fit is recomputed       costs repeated runs
+//! limit < virtual           less is recomputed, the rest is sent      costs repeated runs, and waits for transfers
+//! virtual = whole model     nothing is recomputed                     costs waits for transfers alone
 //! ```
 //!
 //! All numbers come from fixed ladders, and the named strategies are recomputations too. So the candidates depend

@@ -9,8 +9,8 @@
 //! update   start(m) · start(v), both under way · wait(m) · run · wait(v) · run · …
 //! ```
 //!
-//! The second schedule is unchanged, and complete by itself where something else came before it. Transfers are taken in their
-//! order and only from before its first run, because a lane is a queue. No offset changes and no byte is added.
+//! The second schedule is unchanged, and complete by itself where something else came before it. Only transfers that stand
+//! before its first run are started early, in their order, because a lane is a queue. No offset changes and no byte is added.
 
 use std::collections::{BTreeMap, BTreeSet};
 

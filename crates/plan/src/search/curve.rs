@@ -1,8 +1,7 @@
 //! Step time against budget: the curve itself, and the next budgets at which a step gets faster.
 //!
-//! Every point is a plan that was made. A budget that is offered is one that was searched, not the size of the plan it
-//! gave. A plan can be a little smaller than the rung of the ladder it came from, and a budget of just the plan's size
-//! does not reach that rung.
+//! Every point is a plan that was made, at the budget that was searched. The plan can be a little smaller than that
+//! budget, a rung of the ladder. A budget as small as the plan would not reach the rung, so the curve does not offer it.
 
 use plimsoll_graph::Phase;
 

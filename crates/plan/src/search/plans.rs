@@ -250,7 +250,8 @@ fn smallest_of_long(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch) -> 
     })
 }
 
-/// The plans with the fewest bytes that a strategy reaches by sending everything away, with state and without.
+/// The smallest plans of a strategy with offload: every value that can wait on the tier does, once with the state in the
+/// arena and once with the state on the tier too.
 fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
     let program = of.program();
     if program.train.facts.link.is_none() {

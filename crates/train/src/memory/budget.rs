@@ -144,8 +144,8 @@ impl Budget {
         !crossed && (arena + self.outside).saturating_sub(rounding) <= self.total
     }
 
-    /// Bytes by which the counted size of a process exceeds its real size, and by which it may be larger than another
-    /// with the same settings. To be called when the budget is made.
+    /// The slack of a budget in bytes. The size of the process is rounded up when it is counted, and another process with
+    /// the same settings may be a little smaller. Call it when the budget is made.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Bytes beside those that the layers of a chain hold: operands at the turn, operands of the last layer's backward
-//! pass, and values that last while all layers run.
+//! Bytes that are alive in addition to what the layers of a chain hold: operands at the turn, operands of the last
+//! layer's backward pass, and values that last while all layers run.
 
 use std::collections::BTreeSet;
 

@@ -34,7 +34,8 @@ pub(crate) struct LayerOption {
     pub(crate) kept_bytes: u64,
     /// Most bytes alive during its forward pass.
     pub(crate) forward_peak: u64,
-    /// The same when it runs again inside a dropped segment. Pinned values are not counted, since they already exist.
+    /// Most bytes alive when its forward pass runs again inside a dropped segment. Pinned values are not counted, since
+    /// they already exist.
     pub(crate) again_peak: u64,
     /// Most bytes alive during its backward pass.
     pub(crate) backward_peak: u64,
