@@ -1,4 +1,4 @@
-//! The command line, as typed. A switch may be given twice, as scripts put together from parts do: it overrides itself.
+//! The command line, as typed. A switch may be given twice, because scripts are put together from parts; the later one counts.
 
 use std::path::PathBuf;
 

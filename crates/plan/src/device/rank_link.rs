@@ -20,7 +20,7 @@ use super::facts::Facts;
 pub struct RankLink {
     /// Bytes a second that a rank sends while it receives as many.
     pub rate: f64,
-    /// Seconds of a message beside those of its bytes.
+    /// Seconds that a message takes in addition to the time of its bytes.
     pub latency: f64,
 }
 

@@ -53,8 +53,8 @@ impl Lifetimes {
         Lifetimes::with_states(graph, facts, scratch, (sequence, states), gradients)
     }
 
-    /// The same for a part of a graph: only state that the part uses has a buffer, so examining one layer does not cost
-    /// as much as the whole graph.
+    /// The lifetimes of a part of a graph. Only state that the part uses has a buffer, so examining one layer does not
+    /// cost as much as the whole graph.
     pub(crate) fn of_part(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Lifetimes {
         let state = |operand: &Operand| match operand {
             Operand::State(state) => Some(*state),

@@ -34,7 +34,7 @@ use crate::recompute::{Order, Strategy, micro_batch, update};
 /// Limits where all state is in the arena, and where some is away.
 const LIMITS: Ladder = Ladder::new(1.03);
 const LIMITS_AWAY: Ladder = Ladder::new(1.2);
-/// The same of a program that is long.
+/// The limits of a long program.
 const FEW_LIMITS: Ladder = Ladder::new(1.5);
 const FEW_LIMITS_AWAY: Ladder = Ladder::new(2.0);
 /// One in this many virtual budgets is combined with state that is away.

@@ -101,7 +101,7 @@ struct Freed {
     last: usize,
     /// Ranges of the arena, each with the end of its buffer or of its transfer.
     arena: MeetingRanges,
-    /// The same of each tier.
+    /// Ranges of each tier, with the ends of their transfers.
     tiers: BTreeMap<Tier, MeetingRanges>,
     /// The action behind the last start in each lane.
     lanes: BTreeMap<Lane, usize>,

@@ -97,8 +97,8 @@ pub fn curve(
     Ok(points)
 }
 
-/// The next larger budgets that make a step faster; the last is the one beyond which no budget does. It is no fault if
-/// nothing fits the budgets between: the chosen plan may be of another kind than those of this searcher.
+/// The next larger budgets that make a step faster; after the last of them no budget does. The list is empty, without an
+/// error, if this searcher finds no plan in between: the chosen plan may be of a kind that it does not make.
 ///
 /// # Errors
 ///

@@ -237,7 +237,7 @@ fn smallest_of_optimum(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch, 
     }
 }
 
-/// The same for a long chain: the lowest budget whose plan fits into it, with the least scratch. The error names that
+/// The smallest plan of a long chain: the lowest budget whose plan fits into it, with the least scratch. The error names that
 /// budget and not the smaller bytes of its plan, because a search in those bytes would not try that budget.
 fn smallest_of_long(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch) -> Option<Tried> {
     let graph = &of.program().train.graph;

@@ -340,7 +340,8 @@ impl Checkpoints {
     }
 
     /// Looks for the best checkpoint that `from` names, and copies it here if it lies beside `from` in another folder.
-    /// Returns whether it is here now, if there is one: then rotation keeps it and the run can return to it.
+    /// Returns false if it is lost. Otherwise it now lies here, where rotation keeps it and the run can return to it, or
+    /// `from` names none.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Training without a backward pass: every step probes the loss beside the weights and moves along the directions probed.
+//! Training without a backward pass: a step computes the loss at points near the weights, along random directions, and moves
+//! the weights along those directions.
 //!
 //! ```text
 //! first    perturb(w, probe, size) → forward → loss     for each micro-batch, direction and side

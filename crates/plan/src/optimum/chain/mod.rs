@@ -41,10 +41,10 @@ use crate::bytes::TransientBytes;
 use crate::device::{Facts, Link, Scratch, aligned};
 use crate::recompute::{Item, Order, Regions, Strategy};
 
-/// Number of budgets that are tried, without and with a tier for values that do not fit.
+/// The ladders of budgets that are tried, without and with a tier for values that do not fit.
 pub(super) const LADDER: Ladder = Ladder::new(1.005);
 const COARSE_LADDER: Ladder = Ladder::new(1.1);
-/// The same of a long chain.
+/// The ladders of a long chain.
 const LONG_LADDER: Ladder = Ladder::new(1.02);
 const LONG_COARSE_LADDER: Ladder = Ladder::new(2.5);
 /// Slots of the table: sizes are exact up to here and rounded up beyond.

@@ -271,7 +271,7 @@ struct Part {
     /// If a node has several parts, the first stands for its run and the others for its further outputs.
     of_run: Option<usize>,
     keepable: bool,
-    /// Whether it is pinned, so that it exists in any case and nothing is to be decided.
+    /// Whether it is pinned: it always exists, and there is nothing to decide.
     given: bool,
 }
 
@@ -306,8 +306,8 @@ fn parts(graph: &Graph, layer: &Layer, pinned: &Pinned) -> Vec<Part> {
     parts
 }
 
-/// The parts as the labels see them. Keeping a part takes the bytes of those of its outputs that are read within the
-/// layer.
+/// The parts as the labels see them. A kept part takes the bytes of its outputs, except outputs that the layer does not
+/// read.
 fn label_ops(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer, parts: &[Part]) -> Vec<LabelOp> {
     let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
     let bytes = |value: &Value| aligned(graph.ty(*value).bytes() as u64, facts.alignment);
