@@ -17,7 +17,7 @@ use crate::{DType, GraphError, Op, Value, name_hash};
 
 /// The input that says from which random numbers the direction of a probe is drawn.
 pub const PROBE: &str = "probe";
-/// The input that says how far beside the weights a probe lies.
+/// The input that says how far from the weights a probe lies.
 pub const PROBE_SIZE: &str = "probe_size";
 
 /// Perturbs all trained parameters of a forward graph.
@@ -51,7 +51,7 @@ struct Pass {
 }
 
 impl Pass {
-    /// The hash of the trained parameter's name that a value is, if it is one.
+    /// The hash of a parameter's name, if the value is a trained parameter.
     fn stream(&self, value: Value) -> Option<u64> {
         let (state, _) = self.splice.graph.values[value.index()].state?;
         let state = &self.splice.graph.states[state.index()];

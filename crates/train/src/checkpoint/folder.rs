@@ -316,8 +316,9 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Checkpoints here that a run resuming from `from` would take for its own, by step. These are the later ones,
-    /// which belong to a course that is abandoned; and if `from` lies in another folder, all except a copy of its best.
+    /// Checkpoints here, by step, that a run resuming from `from` would wrongly take for its own. If `from` lies here, they
+    /// are all later checkpoints, whose course is abandoned. If `from` lies in another folder, they are all checkpoints
+    /// except a copy of its best.
     ///
     /// # Errors
     ///

@@ -84,11 +84,12 @@ struct Units {
     boundary: usize,
     /// Bytes of results that a layer makes once.
     pinned: usize,
-    /// The most bytes alive while a layer runs of which nothing is kept, the first time and again.
+    /// Peaks of a layer of which nothing is kept.
     passing: Passing,
 }
 
-/// The most bytes alive while a layer runs of which nothing is kept; `again` does not count pinned values.
+/// The most bytes alive while a layer runs of which nothing is kept: in its first run, and when it runs again, where pinned
+/// values are not counted.
 #[derive(Clone, Copy, Debug)]
 struct Passing {
     first: usize,
@@ -105,7 +106,7 @@ struct OptionUnits {
     on_passage: bool,
 }
 
-/// One decision as the recurrence sees it: possible from slot `from` on, in the time of its parts.
+/// One decision as the recurrence sees it: the slots in which it is possible, and the parts of its time.
 struct Candidate<'a> {
     decision: Decision,
     from: usize,
