@@ -32,9 +32,7 @@ pub use plimsoll_graph::{
     Chain, DType, Graph, GraphError, Init, Precision, Shape, StateKind, Type, Value, Visible, checkpoint,
     differentiate, tile,
 };
-pub use plimsoll_model::{
-    Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets,
-};
+pub use plimsoll_model::{Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets};
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::job::{Environment, Job, Note, Session};
 pub use plimsoll_train::trainer::{Event, Listener};

@@ -326,7 +326,10 @@ mod tests {
             }
         }
         assert!(drawing.len() > 10, "streams have another name now: {drawing:?}");
-        assert!(drawing.values().all(|cleared| *cleared), "a case whose stream is 0 says nothing: {drawing:?}");
+        assert!(
+            drawing.values().all(|cleared| *cleared),
+            "a case whose stream is 0 says nothing: {drawing:?}"
+        );
     }
 
     /// The derived text of an op, with 0 for every stream.

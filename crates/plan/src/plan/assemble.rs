@@ -48,9 +48,9 @@ pub(crate) fn draft(
     Ok(assembly.finish(program, strategy))
 }
 
-/// The same without transfers that cross schedules, by the order in which state leaves. The search compares candidates by
-/// their times when every schedule waits for its own transfers, since these times follow from the order alone. The time
-/// that crossing saves depends on the layouts of all schedules.
+/// A draft in which no transfer crosses from one schedule into the next; `states` is the order in which state leaves. The
+/// search compares candidates by the times of such drafts, which follow from the order alone. The time that crossing saves
+/// depends on the layouts of all schedules.
 pub(crate) fn closed_draft(
     program: &Program,
     states: &StateOrder,

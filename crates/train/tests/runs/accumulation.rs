@@ -159,7 +159,11 @@ fn a_step_begun_with_another_number_of_targets_is_refused_with_its_line_and_chan
         let error = step.finish().unwrap_err().to_string();
         let (at, numbers) = (
             format!("accumulation.rs:{line}: "),
-            format!("begun with {} targets that carry a loss, and its micro-batches have {}", few + 2, few + 1),
+            format!(
+                "begun with {} targets that carry a loss, and its micro-batches have {}",
+                few + 2,
+                few + 1
+            ),
         );
         assert!(error.contains(&at) && error.contains(&numbers), "{error}");
         let mut step = run.begin(1e-2, few);

@@ -250,8 +250,8 @@ fn external_inputs(graph: &Graph, forward: &[NodeId], own: &Members) -> Vec<Valu
     found
 }
 
-/// Values of a group that forward nodes outside read. Refuses when a value is read outside by a backward
-/// node that is not the next layer's, unless it is such an output.
+/// Values of a group that forward nodes outside read. None if another value is read outside, by a backward node that is
+/// not the next layer's.
 fn outputs_read_elsewhere(
     graph: &Graph,
     readers: &Readers,

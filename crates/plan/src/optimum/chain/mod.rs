@@ -51,8 +51,8 @@ const LONG_COARSE_LADDER: Ladder = Ladder::new(2.5);
 const MAX_SLOTS: usize = 40_000;
 /// Bytes the table may take while planning.
 const MAX_TABLE_BYTES: usize = 64 << 20;
-/// A chain with more runs than this is long. Keeping nothing takes a number of runs that is quadratic in the length,
-/// and their list would be larger than the memory it saves.
+/// A chain is long if a schedule that keeps nothing has more runs than this. Their number is quadratic in the length of the
+/// chain; beyond this the list of runs would be larger than the memory that such a schedule saves.
 const MOST_RUNS: usize = 1 << 16;
 
 /// A chain with its table filled.

@@ -314,14 +314,9 @@ fn the_work_of_planning_32_and_80_layers_stays_within_what_was_counted() {
         let planner =
             ChainOptimum::new(&part.graph, &part.facts, Scratch::Best, TransientBytes::MAX).unwrap();
         let regions = planner.regions(&part.graph, planner.most_bytes().unwrap() / 4).unwrap();
-        let plan = assemble(
-            &program,
-            &Order::Regions(regions),
-            Strategy::Auto,
-            Scratch::Best,
-            Tiered::default(),
-        )
-        .unwrap();
+        let plan =
+            assemble(&program, &Order::Regions(regions), Strategy::Auto, Scratch::Best, Tiered::default())
+                .unwrap();
         assert!(plan.arena_bytes as f64 <= plan.liveness_bound as f64 * 1.05);
         let (options, compared) = (planner.options.list.len(), planner.table().compared());
         println!("{name}: {options} options, {compared} slots compared");
