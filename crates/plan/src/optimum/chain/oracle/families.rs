@@ -305,10 +305,12 @@ fn more_memory_is_never_slower_and_every_budget_is_kept() {
     check_search("bert", &bert(), SEQ, Some(2), 8);
 }
 
-/// The limits are half as much again as was counted.
+/// Limits are half as much again as was counted.
 #[test]
-fn the_work_of_planning_32_and_80_layers_stays_within_what_was_counted() {
-    for (name, most_options, most_compared) in [("llama-3.1-8b", 0, 0), ("llama-3.1-70b", 0, 0)] {
+fn planning_32_and_80_layers_compares_few_options_and_slots() {
+    for (name, most_options, most_compared) in
+        [("llama-3.1-8b", 120, 110_000_000), ("llama-3.1-70b", 120, 310_000_000)]
+    {
         let program = program(&Preset::from_name(name).unwrap().model, 1, 4096);
         let part = &program.train;
         let planner =
@@ -325,13 +327,13 @@ fn the_work_of_planning_32_and_80_layers_stays_within_what_was_counted() {
 }
 
 #[test]
-fn the_search_over_all_micro_batches_builds_each_program_once_and_looks_at_few_runs() {
+fn the_search_over_all_micro_batches_builds_each_program_at_most_once_and_looks_at_few_runs() {
     let model = Preset::from_name("llama-3.1-8b").unwrap().model;
     let one = program(&model, 1, 4096);
     let planner =
         ChainOptimum::new(&one.train.graph, &one.train.facts, Scratch::Best, TransientBytes::MAX).unwrap();
     let whole = planner.most_bytes().unwrap();
-    for (share, most_programs, most_runs) in [(0.2, 0, 0), (4.0, 0, 0)] {
+    for (share, most_runs) in [(0.2, 10_000), (4.0, 20_000)] {
         let budget = persistent_bytes(&one, 0).unwrap() + (whole as f64 * share) as u64;
         let request = Request { global_batch: 32, micro_batch: None, strategy: None, budget, slack: 0.0 };
         let mut searcher = Searcher::once(|rows| Ok(program(&model, rows, 4096)));
@@ -339,6 +341,7 @@ fn the_search_over_all_micro_batches_builds_each_program_once_and_looks_at_few_r
         let work = searcher.work();
         println!("{share} of one row's memory: {} rows, {work:?}", choice.micro_batch);
         assert!(choice.plan.arena_bytes <= budget);
-        assert!(work.programs <= most_programs && work.runs <= most_runs, "{share}: {work:?}");
+        // Six micro-batches divide the global batch, each with a second program in tiles.
+        assert!(work.programs <= 12 && work.runs <= most_runs, "{share}: {work:?}");
     }
 }
