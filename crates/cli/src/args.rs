@@ -1,4 +1,4 @@
-//! The command line, as typed. A switch may be given twice, as scripts put together from parts do: it overrides itself.
+//! The command line, as typed. A switch may be given twice, because scripts are put together from parts; the later one counts.
 
 use std::path::PathBuf;
 
@@ -265,8 +265,8 @@ pub(crate) struct GenerateArgs {
     /// Number of tokens to write at most [default: generation_config.json's, else 64]
     #[arg(long, value_name = "N")]
     pub(crate) max_new_tokens: Option<usize>,
-    /// 0 always takes the likeliest token; larger values are more random [default: that of the model's
-    /// generation_config.json, or 0 if that lacks do_sample; 0.7 without such a file]
+    /// 0 always takes the likeliest token; larger values are more random [default: the temperature in the model's
+    /// generation_config.json, or 0 if that file does not set do_sample; 0.7 if there is no such file]
     #[arg(long, value_name = "NUMBER")]
     pub(crate) temperature: Option<f32>,
     /// Draw only from the N likeliest tokens [default: generation_config.json's, or 50 if it states none; all without

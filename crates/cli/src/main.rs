@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     exit::code(result)
 }
 
-/// The answer to a flag that the command does not have; none to other faults.
+/// The message for a flag that the command does not have; none for other errors.
 fn unknown_flag(error: &clap::Error) -> Option<String> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;

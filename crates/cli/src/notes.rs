@@ -1,4 +1,4 @@
-//! Notes of a job as lines for people: the library's words, with flags where it names settings.
+//! Notes of a job as lines for people: the library's sentences, in which names of settings become flags.
 
 use plimsoll::training::job::Note;
 

@@ -177,8 +177,8 @@ impl Story {
     }
 }
 
-/// Records as at most [`POINTS`] points. If neighbours share a point, its loss and speed are means over all their
-/// steps, and its other values are those of the last, as if they had been logged as one record.
+/// Records as at most [`POINTS`] points. Neighbours that share a point are shown as if they had been logged as one record:
+/// loss and speed are means over all their steps, other values come from the last of them.
 #[derive(Default)]
 struct Curve {
     /// Each point with its number of records.

@@ -1,4 +1,5 @@
-//! Samples before a run: their number, the tokens beyond rows, and the learned parts of the first ones.
+//! What a user sees of the samples before a run: their number, the tokens that further rows hold, and the learned parts of the
+//! first samples.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! Ctrl-C and termination. Before the first step they end the program with a sentence and the usual code; from then on the
-//! first ends the run after its step, saved, and the second ends it at once.
+//! Ctrl-C and termination. Before the first step a signal ends the program with a sentence and the usual code. Later the
+//! first signal ends the run after its step and saves it, and the second one ends the run at once.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -9,8 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_exec::cases::{compare, golden as golden_ops};
 use plimsoll_exec::reference::{Tensor, apply, eval};
-use plimsoll_graph::{DType, Op, Shape, Type, infer};
-use safetensors::{Dtype, SafeTensors};
+use plimsoll_graph::{Op, Shape, Type, infer};
+
+#[path = "support/golden.rs"]
+mod tensors;
 
 /// Both sides work in f64 and round once; gradients read statistics (mean, rstd, log-sum-exp) that were
 /// rounded to f32, each of which moves the result by about 2⁻²⁴ of its size, a few of them together.
@@ -161,25 +163,10 @@ fn run(name: &str, op: &Op, case: &Golden) -> Vec<Tensor> {
 }
 
 fn read() -> BTreeMap<String, Golden> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/ops.safetensors");
-    let bytes = std::fs::read(path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    // Ordered by role and index, which has one digit.
-    let mut names = file.names();
-    names.sort_unstable();
     let mut golden: BTreeMap<String, Golden> = BTreeMap::new();
-    for name in names {
+    // Ordered by role and index, which has one digit.
+    for (name, tensor) in tensors::tensors("ops") {
         let (case, role) = name.split_once('/').unwrap();
-        let view = file.tensor(name).unwrap();
-        let dtype = match view.dtype() {
-            Dtype::F32 => DType::F32,
-            Dtype::BF16 => DType::Bf16,
-            Dtype::F16 => DType::F16,
-            Dtype::I32 => DType::I32,
-            other => panic!("{name} is {other:?}"),
-        };
-        let ty = Type { shape: Shape::new(view.shape()).unwrap(), dtype };
-        let tensor = Tensor::from_bytes(ty, view.data());
         let entry = golden.entry(case.to_owned()).or_default();
         match role.split_once('.').unwrap().0 {
             "in" => entry.inputs.push(tensor),

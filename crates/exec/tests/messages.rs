@@ -26,6 +26,15 @@ const KINDS: [ExchangeKind; 4] = [
     ExchangeKind::Broadcast { root: 1 },
 ];
 
+/// What a test sees of the mailboxes.
+#[derive(Default)]
+struct Seen {
+    /// Those that were closed in order.
+    closed: AtomicUsize,
+    /// Messages of rank 0.
+    sent_by_first: AtomicUsize,
+}
+
 /// One rank's messages.
 struct Mailbox {
     rank: usize,
@@ -33,7 +42,7 @@ struct Mailbox {
     post: Post,
     /// The last message of each rank, in words that are aligned for elements.
     inboxes: Vec<(Vec<u64>, usize)>,
-    closed: Arc<AtomicUsize>,
+    seen: Arc<Seen>,
 }
 
 impl Wire for Mailbox {
@@ -51,6 +60,7 @@ impl Wire for Mailbox {
 
     fn send(&mut self, to: usize, head: &[u8], body: &[u8]) -> Result<(), String> {
         self.post.lock().unwrap()[self.rank][to].push_back([head, body].concat());
+        self.seen.sent_by_first.fetch_add(usize::from(self.rank == 0), Ordering::Relaxed);
         Ok(())
     }
 
@@ -77,16 +87,16 @@ impl Wire for Mailbox {
     }
 
     fn close(self) {
-        self.closed.fetch_add(1, Ordering::Relaxed);
+        self.seen.closed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Ranks over mailboxes; of `ranks` ranks the first `present` are there.
-fn message_ranks(ranks: usize, present: usize, limit: Duration, closed: &Arc<AtomicUsize>) -> Vec<Rank> {
+fn message_ranks(ranks: usize, present: usize, limit: Duration, seen: &Arc<Seen>) -> Vec<Rank> {
     let post: Post = Arc::new(Mutex::new(vec![vec![VecDeque::new(); ranks]; ranks]));
     let open = |rank: usize| {
-        let (post, closed) = (Arc::clone(&post), Arc::clone(closed));
-        let wire = Mailbox { rank, ranks, post, inboxes: vec![(Vec::new(), 0); ranks], closed };
+        let (post, seen) = (Arc::clone(&post), Arc::clone(seen));
+        let wire = Mailbox { rank, ranks, post, inboxes: vec![(Vec::new(), 0); ranks], seen };
         message_rank(limit, move || Ok(wire)).unwrap()
     };
     (0..present).map(open).collect()
@@ -226,11 +236,12 @@ fn a_rank_that_is_gone_is_found_by_its_silence_even_where_nobody_limits_the_wait
 
 #[test]
 fn others_wait_for_the_word_of_a_rank_that_is_busy_longer_than_the_limit() {
-    let limit = Duration::from_millis(200);
-    let told = each(of_messages(2, limit), |rank| {
+    let (limit, seen) = (Duration::from_millis(200), Arc::<Seen>::default());
+    let told = each(message_ranks(2, 2, limit, &seen), |rank| {
         let mut word = [rank.rank() as u8; 4];
-        if rank.rank() == 0 {
-            thread::sleep(3 * limit);
+        // Six signs of life take as long as the limit, so these take twice as long.
+        while rank.rank() == 0 && seen.sent_by_first.load(Ordering::Relaxed) < 12 {
+            thread::yield_now();
         }
         rank.broadcast(&mut word).unwrap();
         rank.gather(&[0], &mut [0; 2]).unwrap();
@@ -242,13 +253,13 @@ fn others_wait_for_the_word_of_a_rank_that_is_busy_longer_than_the_limit() {
 
 #[test]
 fn only_a_world_that_ended_well_is_closed_in_order() {
-    let (well, ill) = (Arc::default(), Arc::default());
+    let (well, ill) = (Arc::<Seen>::default(), Arc::<Seen>::default());
     each(message_ranks(2, 2, LIMIT, &well), |rank| {
         rank.broadcast(&mut [1]).unwrap();
         rank.part();
         rank.leave("after the end nobody minds");
     });
-    assert_eq!(well.load(Ordering::Relaxed), 2);
+    assert_eq!(well.closed.load(Ordering::Relaxed), 2);
     each(message_ranks(2, 2, LIMIT, &ill), drop);
-    assert_eq!(ill.load(Ordering::Relaxed), 0);
+    assert_eq!(ill.closed.load(Ordering::Relaxed), 0);
 }

@@ -6,8 +6,10 @@ use plimsoll_exec::quantised::{
 };
 use plimsoll_exec::reference::{Tensor, apply};
 use plimsoll_graph::op::{Dequantise, NF4_SECOND_BLOCK, Quantised};
-use plimsoll_graph::{DType, Op, Shape, Type};
-use safetensors::{Dtype, SafeTensors};
+use plimsoll_graph::{DType, Op, Type};
+
+#[path = "support/golden.rs"]
+mod golden;
 
 const ROWS: usize = 48;
 const COLUMNS: usize = 384;
@@ -15,17 +17,7 @@ const COUNT: usize = ROWS * COLUMNS;
 
 /// The tensor of that name.
 fn golden(name: &str) -> Tensor {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/quantised/codes.safetensors");
-    let bytes = std::fs::read(path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let view = file.tensor(name).unwrap();
-    let dtype = match view.dtype() {
-        Dtype::F32 => DType::F32,
-        Dtype::BF16 => DType::Bf16,
-        Dtype::U8 | Dtype::I8 => DType::U8,
-        other => panic!("{name} is {other:?}"),
-    };
-    Tensor::from_bytes(Type { shape: Shape::new(view.shape()).unwrap(), dtype }, view.data())
+    golden::tensors("quantised/codes").remove(name).unwrap()
 }
 
 fn floats(name: &str) -> Vec<f32> {

@@ -787,6 +787,30 @@ impl Op {
         }
     }
 
+    /// The same op with every stream of random numbers set to 0. Which numbers an op draws bears neither on its time nor on
+    /// a plan, so ops are compared without.
+    #[must_use]
+    pub fn without_stream(&self) -> Op {
+        let mut op = self.clone();
+        match &mut op {
+            Op::Dropout { stream, .. }
+            | Op::Jitter { stream, .. }
+            | Op::Subspace { stream }
+            | Op::SubspaceGrad { stream, .. }
+            | Op::Perturb { stream }
+            | Op::PerturbRows { stream } => *stream = 0,
+            Op::Sgd(Sgd { stored, .. })
+            | Op::AdamW(AdamW { stored, .. })
+            | Op::Lion(Lion { stored, .. })
+            | Op::Adafactor(Adafactor { stored, .. })
+            | Op::Muon(Muon { stored, .. }) => *stored = stored.without_stream(),
+            Op::Apollo(apollo) => *apollo = apollo.without_stream(),
+            Op::ProbeStep(step) => *step = step.without_stream(),
+            _ => {}
+        }
+        op
+    }
+
     /// Whether the op reads its outputs before it writes them, as an optimizer does with its state.
     pub fn updates(&self) -> bool {
         matches!(

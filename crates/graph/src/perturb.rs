@@ -1,4 +1,5 @@
-//! The pass that lets every reader of a trained parameter read it beside its place, after [`store`](crate::store).
+//! The pass that moves every trained parameter along a random direction for its readers. It comes after
+//! [`store`](crate::store).
 //!
 //! ```text
 //! y = linear(x, w)          →   w₁ = perturb(w, probe, size);  y = linear(x, w₁)
@@ -14,9 +15,9 @@ use crate::graph::{Graph, Node, Phase, StateKind};
 use crate::splice::Splice;
 use crate::{DType, GraphError, Op, Value, name_hash};
 
-/// The input that says from what random numbers a probe draws.
+/// The input that says from which random numbers the direction of a probe is drawn.
 pub const PROBE: &str = "probe";
-/// The input that says how far beside the weights a probe lies.
+/// The input that says how far from the weights a probe lies.
 pub const PROBE_SIZE: &str = "probe_size";
 
 /// Perturbs all trained parameters of a forward graph.
@@ -50,7 +51,7 @@ struct Pass {
 }
 
 impl Pass {
-    /// The hash of the trained parameter's name that a value is, if it is one.
+    /// The hash of a parameter's name, if the value is a trained parameter.
     fn stream(&self, value: Value) -> Option<u64> {
         let (state, _) = self.splice.graph.values[value.index()].state?;
         let state = &self.splice.graph.states[state.index()];

@@ -12,7 +12,6 @@
 use std::fmt;
 
 use crate::graph::{Graph, Node, Phase, StateKind, Steered, Tally};
-use crate::op::{Adafactor, AdamW, Lion, Muon, Sgd};
 use crate::{Op, Type, Value};
 
 impl fmt::Display for Graph {
@@ -75,25 +74,7 @@ impl Graph {
     /// Nodes of one signature take the same time.
     pub fn signature(&self, node: &Node) -> String {
         let list = |types: &[Type]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        // The owner of a mask or of random roundings does not bear on the time.
-        let op = match node.op {
-            Op::Dropout { p, .. } => Op::Dropout { p, stream: 0 },
-            Op::Jitter { noise, .. } => Op::Jitter { noise, stream: 0 },
-            Op::Sgd(sgd) => Op::Sgd(Sgd { stored: sgd.stored.without_stream(), ..sgd }),
-            Op::AdamW(adamw) => Op::AdamW(AdamW { stored: adamw.stored.without_stream(), ..adamw }),
-            Op::Lion(lion) => Op::Lion(Lion { stored: lion.stored.without_stream(), ..lion }),
-            Op::Adafactor(rates) => {
-                Op::Adafactor(Adafactor { stored: rates.stored.without_stream(), ..rates })
-            }
-            Op::Perturb { .. } => Op::Perturb { stream: 0 },
-            Op::PerturbRows { .. } => Op::PerturbRows { stream: 0 },
-            Op::ProbeStep(step) => Op::ProbeStep(step.without_stream()),
-            Op::Muon(muon) => Op::Muon(Muon { stored: muon.stored.without_stream(), ..muon }),
-            Op::Subspace { .. } => Op::Subspace { stream: 0 },
-            Op::SubspaceGrad { dimension, .. } => Op::SubspaceGrad { stream: 0, dimension },
-            Op::Apollo(rates) => Op::Apollo(rates.without_stream()),
-            ref op => op.clone(),
-        };
+        let op = node.op.without_stream();
         format!("{}({}) -> {}", OpText(&op), list(&self.input_types(node)), list(&self.output_types(node)))
     }
 }

@@ -1,4 +1,4 @@
-//! Counts of bytes that must not be taken for each other: those of the process, of the arena and of its transient part.
+//! Three counts of bytes that must not be confused: of the process, of the arena, and of the arena's transient part.
 //!
 //! ```text
 //! process  | code, heap, buffers of files |            arena                     |

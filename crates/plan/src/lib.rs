@@ -44,7 +44,6 @@ pub use layout::{CsvError, CsvFault, Effort, Layout, Slot, Table, layout, solve}
 pub use plan::{ByPurpose, Draft, Plan, PlanError, Tiered, plan};
 pub use program::{Build, Costed, Program, Purpose, Role, StateDiffers, StateRange};
 pub use recompute::Strategy;
-pub use remat as dag;
 pub use report::{
     Compared, ExpertReport, GradientReport, LayerReport, Persist, Report, Span, Traffic, compare, experts,
     gradients, report, spans, timeline, traffic,

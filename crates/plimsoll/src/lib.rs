@@ -30,11 +30,9 @@
 pub use plimsoll_exec::{Data, Device, Engine, ExecError, Instructions, MemoryPool, Timing, Timings};
 pub use plimsoll_graph::{
     Chain, DType, Graph, GraphError, Init, Precision, Shape, StateKind, Type, Value, Visible, checkpoint,
-    differentiate, op, tile,
+    differentiate, tile,
 };
-pub use plimsoll_model::{
-    Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,
-};
+pub use plimsoll_model::{Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets};
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::job::{Environment, Job, Note, Session};
 pub use plimsoll_train::trainer::{Event, Listener};
@@ -44,11 +42,43 @@ pub use plimsoll_train::{
     plan_for, plan_within,
 };
 
+/// Ops of a graph, with the parameters of each.
+pub mod op {
+    pub use plimsoll_graph::op::{
+        Activation, Adafactor, AdamW, Apollo, ApolloScaling, Balance, Collective, Conv, Dequantise, Estimate,
+        Family, Gelu, Head, Lion, Mask, Mlp, Moments, Muon, Op, ProbeStep, Quantised, Sgd, Sorting, Stored,
+        Weights,
+    };
+}
+
+/// `config.json` and the names of tensors, as the Hugging Face hub stores them.
+pub mod hf {
+    pub use plimsoll_model::hf::{ConfigError, Configuration, StoredName};
+}
+
+/// Adapters: the kinds there are, what they adapt, and PEFT's configuration.
+pub mod lora {
+    pub use plimsoll_model::lora::{
+        Adapter, AdapterConfig, AdapterConfigError, AdapterKind, BaseClass, Coordinates, Delta, Excluded,
+        ExpertAdapter, FeedForward, Form, Intrinsic, LayerChoice, LinearLayer, Merging, NonLinearity,
+        Pattern, RowLengths, TokenAdapter, TrainedTokens, VirtualTokens,
+    };
+}
+
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
 pub mod conformance {
     pub use plimsoll_exec::conformance::judge;
     pub use plimsoll_exec::random::Stream;
-    pub use plimsoll_exec::{cases, reference};
+
+    /// The cases.
+    pub mod cases {
+        pub use plimsoll_exec::cases::{Case, Fill, Input, Tolerance, all};
+    }
+
+    /// The reference kernels, which define every op.
+    pub mod reference {
+        pub use plimsoll_exec::reference::{Tensor, TensorData, apply, eval, init, interpret};
+    }
 }
 
 /// Every device there is, opened by its name.
@@ -62,7 +92,6 @@ pub mod devices {
 /// Planning in parts: one strategy at a time, and the judge.
 pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};
-    pub use plimsoll_plan::remat as dag;
     pub use plimsoll_plan::{
         Action, Away, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
         CsvFault, Direction, Draft, Effort, End, Exchange, ExpertReport, Facts, Fault, GradientReport,
@@ -72,6 +101,14 @@ pub mod planning {
         faster, gradients, largest, layout, plan, replay, replay_all, replay_ranks, report, search, solve,
         spans, spread, timeline, traffic, try_all, unbudgeted,
     };
+
+    /// The planner for abstract graphs, which knows nothing of tensors and devices.
+    pub mod dag {
+        pub use plimsoll_plan::remat::{
+            Dag, DagEffort, DagNode, DagPlan, DagStep, Outcome, ParseError, Unplannable, Violation, parse,
+            plan_dag, simulate,
+        };
+    }
 }
 
 /// Whole runs: settings, jobs, data, files, the trainer and the machine's memory.

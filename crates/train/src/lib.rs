@@ -1,11 +1,10 @@
 //! Everything around the step: the optimizer, a run that the caller steps, the trainer, data, learning rate, metrics,
 //! and the machine's resources.
 //!
-//! Everything here is a library: it prints nothing and reads no environment variable. All of it serves any device,
-//! except [`Run::new`], [`Options::device`], [`job`] and [`measure_ops`], which use this machine's CPU. A user's fault
-//! is returned as an error whose sentence names a way out.
+//! Everything here is a library: it prints nothing and reads no environment variable. All of it serves any device. A
+//! user's fault is returned as an error whose sentence names a way out.
 //!
-//! Modules in the order of ARCHITECTURE.md: each uses only those above it.
+//! Modules are declared in the order of ARCHITECTURE.md: each uses only those above it.
 
 mod panics;
 pub mod reading;

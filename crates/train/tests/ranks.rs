@@ -318,12 +318,37 @@ fn batch() -> ([f32; 16], [i32; 2]) {
     (std::array::from_fn(|i| (i as f32).sin()), [1, 4])
 }
 
-fn step(run: &mut Run) -> Result<f32, String> {
+/// A step over two targets of this rank, begun with this many of both.
+fn step_of(run: &mut Run, all_targets: u64) -> Result<f32, String> {
     let (x, targets) = batch();
-    let mut step = run.begin(0.1, 4);
+    let mut step = run.begin(0.1, all_targets);
     let result = step.queue(&[("x", Data::F32(&x)), ("targets", Data::I32(&targets))]);
     let result = result.and_then(|()| step.finish());
     result.map(|stepped| stepped.loss).map_err(|error| error.to_string())
+}
+
+fn step(run: &mut Run) -> Result<f32, String> {
+    step_of(run, 4)
+}
+
+#[test]
+fn ranks_compare_the_targets_of_all_with_those_the_step_was_begun_with() {
+    for (stated, share_is_enough) in [(1, true), (3, false), (5, false)] {
+        let ended: Vec<(String, bool)> = thread::scope(|scope| {
+            let take = |mut run: Run| {
+                let error = step_of(&mut run, stated).unwrap_err();
+                (error, run.is_whole())
+            };
+            let threads = pair(Duration::from_mins(1)).map(|run| scope.spawn(move || take(run)));
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let counted = if share_is_enough { 2 } else { 4 };
+        let expected =
+            format!("begun with {stated} targets that carry a loss, and its micro-batches have {counted};");
+        assert!(ended.iter().all(|(error, _)| error.contains(&expected)), "{ended:?}");
+        // The sum over ranks is known after the update, which such a run must not keep.
+        assert!(ended.iter().all(|(_, whole)| *whole == share_is_enough), "{ended:?}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `plimsoll train` in a process that a launcher started beside the first: it follows rank 0 and prints nothing.
+//! `plimsoll train` in a process of a launcher that is not the first: it follows rank 0 and prints nothing.
 //!
 //! Every error goes to rank 0, which prints it once.
 

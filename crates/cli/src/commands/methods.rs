@@ -1,4 +1,4 @@
-//! `plimsoll plan --methods`: ways to train the model beside each other.
+//! `plimsoll plan --methods`: compares ways to train the model.
 
 use std::fmt::Write as _;
 

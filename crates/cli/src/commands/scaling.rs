@@ -1,4 +1,4 @@
-//! `plimsoll plan --rank-link …`: the same step on 1 to 1024 ranks beside each other.
+//! `plimsoll plan --rank-link …`: compares the same step on 1 to 1024 ranks.
 
 use std::fmt::Write as _;
 

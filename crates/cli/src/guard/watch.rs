@@ -1,4 +1,4 @@
-//! A watch over time: it ends reading that keeps the processor busy without progress.
+//! A limit on time: reading that keeps the processor busy without progress is ended.
 //!
 //! Only seconds in which the process was at work count. A slow disk, or a machine that sleeps or is busy with other
 //! work, is no fault of a file.

@@ -172,7 +172,7 @@ pub struct Attention {
     pub places: Vec<(AttentionTensor, Place)>,
     /// Scratch of the plan.
     pub workspace: Place,
-    /// First positions of documents, if the plan reads tables made of them instead.
+    /// Where the input `doc_start` lies, if the plan is of the ragged form: a kernel makes the plan's tables from it.
     pub ragged: Option<Place>,
 }
 

@@ -130,8 +130,8 @@ pub(super) fn head_loss_grad(
     chunks(to, call, head, backward, true)
 }
 
-/// Logits and losses of one chunk of rows after the other; `backward` gets each chunk's gradient, which replaces its
-/// logits.
+/// Computes logits and losses chunk by chunk of rows. Where `gradient` is set, the gradient of a chunk then replaces its
+/// logits, and `backward` gets it.
 fn chunks(
     to: &mut Lowering,
     call: &Call,

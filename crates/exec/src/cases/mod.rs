@@ -248,7 +248,7 @@ pub fn compare(expected: &Tensor, actual: &Tensor, tolerance: f64, least_scale: 
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use plimsoll_graph::op::Family;
 
@@ -313,6 +313,34 @@ mod tests {
         }
         let summed = cases.iter().filter(|case| case.name.ends_with("into a bf16 sum"));
         assert!(summed.clone().any(|case| case.accumulate) && summed.clone().any(|case| !case.accumulate));
+    }
+
+    /// An op whose stream stays would make equal layers look different, and each would be planned and timed on its own.
+    #[test]
+    fn an_op_without_its_stream_differs_in_the_stream_alone() {
+        let mut drawing: BTreeMap<&str, bool> = BTreeMap::new();
+        for Case { op, name, .. } in all() {
+            let text = format!("{op:?}");
+            let cleared = without_streams(&text);
+            assert_eq!(format!("{:?}", op.without_stream()), cleared, "{name}");
+            if text.contains("stream: ") {
+                *drawing.entry(op.name()).or_default() |= text != cleared;
+            }
+        }
+        assert!(drawing.len() > 10, "streams have another name now: {drawing:?}");
+        assert!(
+            drawing.values().all(|cleared| *cleared),
+            "a case whose stream is 0 says nothing: {drawing:?}"
+        );
+    }
+
+    /// The derived text of an op, with 0 for every stream.
+    fn without_streams(text: &str) -> String {
+        let mut parts = text.split("stream: ");
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |text, rest| {
+            text + "stream: 0" + rest.trim_start_matches(|digit: char| digit.is_ascii_digit())
+        })
     }
 
     #[test]

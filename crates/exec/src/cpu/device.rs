@@ -83,7 +83,7 @@ impl Drop for Membership {
     }
 }
 
-/// Copies of a schedule that were started before it, each with its number in the disk tier.
+/// Copies of a schedule that the schedule before it has started, each with its number in the disk tier.
 #[derive(Debug, Default)]
 struct Ahead {
     of: Option<ScheduleId>,

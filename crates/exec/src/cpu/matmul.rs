@@ -281,8 +281,8 @@ impl Work<'_> {
         }
     }
 
-    /// Number of pieces into which a step of a group is cut, if each of its blocks takes as long as multiplying `rows`
-    /// rows.
+    /// Number of pieces into which a step over `group` is cut. The work on each block of the group is that of a product with
+    /// `rows` rows.
     fn pieces(&self, group: &Group, rows: usize) -> usize {
         let columns = group.panels.len() * self.panels.size();
         let depth = group.depths.len() * self.depths.size();

@@ -108,7 +108,7 @@ impl Apollo {
         types
     }
 
-    /// The same for any parameter: streams of random numbers are removed.
+    /// The same hyper-parameters with every stream of random numbers set to 0, so that parameters can be compared.
     #[must_use]
     pub fn without_stream(self) -> Apollo {
         Apollo { stream: 0, stored: self.stored.without_stream(), ..self }

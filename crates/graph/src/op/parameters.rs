@@ -68,7 +68,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// The same for any parameter: the stream of random rounding is removed.
+    /// The same with the stream of random rounding set to 0, so that parameters can be compared.
     #[must_use]
     pub fn without_stream(self) -> Stored {
         match self.weights {

@@ -63,7 +63,7 @@ pub struct ProbeStep {
 }
 
 impl ProbeStep {
-    /// The same for any parameter of its shape.
+    /// The same with every stream of random numbers set to 0, so that parameters can be compared.
     #[must_use]
     pub fn without_stream(self) -> ProbeStep {
         ProbeStep { stream: 0, stored: self.stored.without_stream(), ..self }

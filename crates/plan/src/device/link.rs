@@ -28,8 +28,8 @@ pub enum Direction {
     In,
 }
 
-/// A queue of transfers. Those of one lane run one after another, in the order they were started; lanes run beside each
-/// other and beside compute. Exchanges between ranks have a lane of their own, which is not listed here.
+/// A queue of transfers. Transfers of one lane run one after another, in the order they were started; lanes run beside
+/// each other and beside compute. Exchanges between ranks have a lane of their own, which is not listed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lane {
     /// From the device to its host.
@@ -80,7 +80,7 @@ pub struct Link {
     pub out_rate: f64,
     /// Rate on the way in.
     pub in_rate: f64,
-    /// Time of a transfer beside that of its bytes, in seconds.
+    /// Seconds that a transfer takes in addition to the time of its bytes.
     pub latency: f64,
     /// Seconds that compute loses for every byte that moves beside it, where the computing threads also move bytes.
     pub toll: f64,

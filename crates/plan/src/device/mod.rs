@@ -1,8 +1,8 @@
 //! Devices as the planner sees them: figures, never handles.
 //!
-//! [`facts`] holds the statements of a device about a graph, [`link`] the connection to memory beside its own,
-//! [`rank_link`] those to other ranks, and [`described`] a list of GPUs that one can plan for without having them. Kernels and clocks are absent: they belong
-//! to `exec`.
+//! [`facts`] holds the statements of a device about a graph, [`link`] the connection to further memory, [`rank_link`] the
+//! connections to other ranks, and [`described`] a list of GPUs that one can plan for without having them. Kernels and
+//! clocks are absent: they belong to `exec`.
 
 mod described;
 mod facts;

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Every rank sends (N−1)/N of the bytes of a reduce-scatter or an all-gather, whatever the algorithm; the slowest link that
-//! is passed decides the rate. The latency is paid once for every doubling of ranks. Congestion, topology and links that are
-//! shared with other traffic are absent, so a rate is one that a rank gets while all ranks send.
+//! is passed decides the rate. The latency is paid once for every doubling of ranks. Congestion and topology are not modelled,
+//! so the stated rate must be the one that a rank gets while all ranks send.
 
 use plimsoll_graph::Graph;
 use plimsoll_graph::op::Collective;
@@ -20,7 +20,7 @@ use super::facts::Facts;
 pub struct RankLink {
     /// Bytes a second that a rank sends while it receives as many.
     pub rate: f64,
-    /// Seconds of a message beside those of its bytes.
+    /// Seconds that a message takes in addition to the time of its bytes.
     pub latency: f64,
 }
 

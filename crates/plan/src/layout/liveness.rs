@@ -53,8 +53,8 @@ impl Lifetimes {
         Lifetimes::with_states(graph, facts, scratch, (sequence, states), gradients)
     }
 
-    /// The same for a part of a graph: only state that the part uses has a buffer, so examining one layer does not cost
-    /// as much as the whole graph.
+    /// The lifetimes of a part of a graph. Only state that the part uses has a buffer, so examining one layer does not
+    /// cost as much as the whole graph.
     pub(crate) fn of_part(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Lifetimes {
         let state = |operand: &Operand| match operand {
             Operand::State(state) => Some(*state),
@@ -377,13 +377,13 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Whether it is state that other schedules see too, here for good or for a stay.
+/// Whether a buffer holds state that other schedules read too, whether it lies in the arena always or for a stay.
 fn lasting(graph: &Graph, contents: Contents) -> bool {
     matches!(contents, Contents::State(state) if graph.state(state).kind != StateKind::Transient)
 }
 
-/// Whether a lifetime begins where `value` is written. It does for every value, and for a transient gradient at its
-/// first writer.
+/// Whether a lifetime begins where `value` is written. It does for a value that is no state, and at the first writer of a
+/// transient gradient.
 fn begins(graph: &Graph, value: Value) -> bool {
     graph
         .value(value)

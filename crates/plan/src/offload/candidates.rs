@@ -6,9 +6,9 @@
 //! ([`transfers`](super::transfers)).
 //!
 //! ```text
-//! limit = virtual           everything recomputed, nothing sent       time: runs again
-//! limit < virtual           less recomputed, the difference sent      time: runs again, and standing still
-//! virtual = whole model     nothing recomputed                        time: standing still alone
+//! limit = virtual           all that does not fit is recomputed       costs repeated runs
+//! limit < virtual           less is recomputed, the rest is sent      costs repeated runs, and waits for transfers
+//! virtual = whole model     nothing is recomputed                     costs waits for transfers alone
 //! ```
 //!
 //! All numbers come from fixed ladders, and the named strategies are recomputations too. So the candidates depend
@@ -34,7 +34,7 @@ use crate::recompute::{Order, Strategy, micro_batch, update};
 /// Limits where all state is in the arena, and where some is away.
 const LIMITS: Ladder = Ladder::new(1.03);
 const LIMITS_AWAY: Ladder = Ladder::new(1.2);
-/// The same of a program that is long.
+/// The limits of a long program.
 const FEW_LIMITS: Ladder = Ladder::new(1.5);
 const FEW_LIMITS_AWAY: Ladder = Ladder::new(2.0);
 /// One in this many virtual budgets is combined with state that is away.

@@ -28,7 +28,7 @@ use crate::schedule::sequence::Sequence;
 
 /// How many prefix lengths are tried for each purpose, in the order in which purposes leave.
 const RUNGS: [(Purpose, u64); 3] = [(Purpose::Optimizer, 4), (Purpose::Weights, 8), (Purpose::Gradients, 2)];
-/// The same of a program that is long.
+/// The lengths that are tried for a long program.
 const FEW_RUNGS: [(Purpose, u64); 3] =
     [(Purpose::Optimizer, 1), (Purpose::Weights, 2), (Purpose::Gradients, 1)];
 

@@ -72,12 +72,13 @@ pub(crate) trait Optimum: fmt::Debug {
         false
     }
 
-    /// A lower bound on the bytes of a micro-batch under a strategy with a fixed rule; infinite where it is not offered.
+    /// A lower bound on the time of a micro-batch under a strategy with a fixed rule; infinite where the strategy is not
+    /// offered.
     fn strategy_seconds(&self, _strategy: Strategy) -> f64 {
         0.0
     }
 
-    /// A micro-batch under a strategy with a fixed rule takes no fewer transient bytes.
+    /// A lower bound on the transient bytes of a micro-batch under a strategy with a fixed rule.
     fn strategy_bytes(&self, _strategy: Strategy) -> u64 {
         0
     }

@@ -9,8 +9,8 @@
 //! update   start(m) · start(v), both under way · wait(m) · run · wait(v) · run · …
 //! ```
 //!
-//! The second schedule is unchanged, and complete by itself where something else came before it. Transfers are taken in their
-//! order and only from before its first run, because a lane is a queue. No offset changes and no byte is added.
+//! The second schedule is unchanged, and complete by itself where something else came before it. Only transfers that stand
+//! before its first run are started early, in their order, because a lane is a queue. No offset changes and no byte is added.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,7 +101,7 @@ struct Freed {
     last: usize,
     /// Ranges of the arena, each with the end of its buffer or of its transfer.
     arena: MeetingRanges,
-    /// The same of each tier.
+    /// Ranges of each tier, with the ends of their transfers.
     tiers: BTreeMap<Tier, MeetingRanges>,
     /// The action behind the last start in each lane.
     lanes: BTreeMap<Lane, usize>,

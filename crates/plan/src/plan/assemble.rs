@@ -48,9 +48,9 @@ pub(crate) fn draft(
     Ok(assembly.finish(program, strategy))
 }
 
-/// The same without transfers that cross schedules, by the order in which state leaves. The search compares candidates by
-/// their times when every schedule waits for its own transfers, since these times follow from the order alone. The time
-/// that crossing saves depends on the layouts of all schedules.
+/// A draft in which no transfer crosses from one schedule into the next; `states` is the order in which state leaves. The
+/// search compares candidates by the times of such drafts, which follow from the order alone. The time that crossing saves
+/// depends on the layouts of all schedules.
 pub(crate) fn closed_draft(
     program: &Program,
     states: &StateOrder,
@@ -65,7 +65,7 @@ pub(crate) fn closed_draft(
     assembly.finish(program, strategy)
 }
 
-/// Transient bytes of the schedules other than those of a micro-batch, if no state is away. They do not depend on what
+/// Transient bytes of the schedules that run no micro-batch of training, if no state is away. They do not depend on what
 /// a micro-batch recomputes.
 pub(crate) fn beside_bytes(program: &Program, scratch: Scratch) -> TransientBytes {
     let peak = |(role, part): (Role, &Costed)| {
@@ -91,7 +91,7 @@ struct Assembly<'a> {
     fullest: Option<(u64, ByPurpose)>,
     /// The last layout with its slots: first and further micro-batches have the same lifetimes.
     known: Option<(Vec<Slot>, Layout)>,
-    /// The runs of the first micro-batch, which are those of the further ones.
+    /// The runs of a micro-batch; the first and the further ones have the same.
     passes: Option<Sequence>,
 }
 

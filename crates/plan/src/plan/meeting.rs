@@ -1,7 +1,8 @@
 //! Byte ranges with a number each: the largest number among those that meet a range, without a look at all of them.
 //!
-//! A schedule of a thousand layers has a hundred thousand buffers and may start thousands of transfers early. Coordinates are
-//! cut into cells, the point of each and the bytes up to the next, and a tree over the cells keeps the largest numbers:
+//! A schedule of a thousand layers has a hundred thousand buffers and may start thousands of transfers early. The ends of all
+//! ranges cut the bytes into cells: one cell for each end, and one for the bytes between two ends. A tree over the cells keeps
+//! the largest numbers:
 //!
 //! ```text
 //! coordinates   0      16            64

@@ -1,6 +1,6 @@
 //! Checks facts of a draft that the replay takes for granted. A planner cannot get them wrong, but a file can: ids
-//! exist, bytes are aligned and inside the arena, kernels get their scratch, state is where the plan says, and nothing
-//! else is sent to that place.
+//! exist, bytes are aligned and inside the arena, kernels get their scratch, state is where the plan says, and no
+//! transfer writes anything else there.
 
 use std::collections::BTreeMap;
 

@@ -12,8 +12,8 @@
 //! manual    the user's own nest of checkpoint marks
 //! ```
 //!
-//! Layers are those of [`layers`](super::layers). A value that crosses from one to another belongs to the root by the
-//! rule above.
+//! [`layers`](super::layers) says what a layer is. A value that crosses from one layer to another belongs to the root by
+//! the rule above.
 
 use std::ops::Range;
 

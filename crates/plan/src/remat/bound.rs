@@ -1,9 +1,9 @@
 //! A lower bound on the cost of every schedule, whatever its order and however often it recomputes.
 //!
 //! **At one instant.** Take the moment once-node `p` runs. Its own output, its inputs and the earlier once-outputs
-//! still to be read fill part of the budget; some set `S` of forward outputs fills at most the rest. All nodes that
-//! later once-nodes need and `S` lacks must run after this moment, closure included. Such a run is extra where it is
-//! certainly not the first (the node is an ancestor of a once-node up to `p`). The least extra cost over all `S` is a
+//! still to be read fill part of the budget; some set `S` of forward outputs fills at most the rest. Nodes that later
+//! once-nodes need and `S` lacks must run after this moment, and so must everything that these nodes need and `S` lacks.
+//! Such a run is extra where it is certainly not the first (the node is an ancestor of a once-node up to `p`). The least extra cost over all `S` is a
 //! point of the label frontier. The same holds for the moment a forward node runs for the first time: its ancestors
 //! have run, and nothing after it has.
 //!
@@ -151,7 +151,8 @@ impl<'a, const W: usize> Instant<'a, W> {
         let mut least = self.least(next..positions, effort);
         let mut best = least.max(after[next]);
         for last in (next..positions - 1).rev() {
-            // Fewer demands cost no more, and `after` never rises, so nothing beyond this can beat the best.
+            // A smaller `last` has fewer demands, which cost no more, and `after` never rises. So once the sum is no better
+            // than the best, no smaller `last` is.
             if least + after[next] <= best || best >= effort.worth || *pairs == 0 {
                 break;
             }

@@ -68,7 +68,7 @@ pub struct LabelLimits {
     pub labels: usize,
     /// States at once.
     pub states: usize,
-    /// The rule beyond the last two.
+    /// What happens to the labels and states above those two limits.
     pub thinning: Thinning,
 }
 

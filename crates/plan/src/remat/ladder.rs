@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! the searches at M and at r' both end      the optimum at M
-//! only that at r' ends                      the cheapest of what was found at M, at r and at every rung below
+//! only the search at r' ends                the cheapest of what was found at M, at r and at every rung below
 //! otherwise                                 the cheapest of what was found at r and at every rung below
 //! ```
 //!

@@ -3,7 +3,7 @@
 //! Before the first once-node, forward nodes run in order, and an output is dropped after its last reader unless it is
 //! in the kept set. From then on each once-node first recomputes exactly the values it lacks. A recomputed output stays
 //! as long as a once-node within `hold` positions reads it, and is otherwise dropped, to be recomputed again. With an
-//! unlimited `hold` everything runs at most twice; with `hold = 1` memory is least and runs are most.
+//! unlimited `hold` everything runs at most twice; `hold = 1` takes the fewest bytes and the most runs.
 
 use super::search_graph::SearchGraph;
 use super::set::Set;

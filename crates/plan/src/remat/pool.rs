@@ -3,8 +3,8 @@
 //! The frontier at one instant ([`labels`](super::labels)) counts every run that must be repeated once. Where most of
 //! the forward pass is repeated, it therefore sees no use in keeping anything: all runs are in the closure either way.
 //! But without kept values on the way, outputs that were recomputed early wait for late readers. So sets are made in
-//! two steps: the values that cross certain cuts of the forward pass are kept in any case, as a strategy with layers
-//! would, and a frontier decides what to keep beside them.
+//! two steps: the values that cross certain cuts of the forward pass are always kept, as a strategy with layers would,
+//! and a frontier decides what to keep beside them.
 //!
 //! ```text
 //! a b c │ d e f │ g h i        cuts where few bytes cross, so many bytes of outputs apart

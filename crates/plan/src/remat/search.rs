@@ -355,9 +355,8 @@ impl<'a, const W: usize> Search<'a, W> {
         priced.into_iter().map(|(_, _, node)| node).collect()
     }
 
-    /// Outputs that the next once-node reads, and outputs needed to recompute those. If a beam drops a cheap one of
-    /// them, it soon recomputes it in place of another that must then be recomputed too, and makes no progress in such
-    /// circles.
+    /// Outputs that the next once-node reads, and outputs needed to recompute these. A beam that drops a cheap one must
+    /// soon recompute it, for which it drops another, and so on in circles without progress.
     fn urgent(&self, state: &State<W>) -> Set<W> {
         let needs = &self.graph.needs[state.position as usize];
         let lacking = self.graph.missing(needs, &state.resident);

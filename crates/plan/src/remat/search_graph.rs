@@ -167,7 +167,7 @@ fn numbers(ids: &[usize], count: usize) -> Vec<Option<usize>> {
     number
 }
 
-/// For each position, the once-outputs from before it that are read there or later.
+/// For each position among the nodes that run once, the earlier ones whose outputs are read at this position or later.
 fn held(dag: &Dag, once_ids: &[usize]) -> Vec<Vec<usize>> {
     let position = numbers(once_ids, dag.nodes.len());
     let mut held = vec![Vec::new(); once_ids.len()];

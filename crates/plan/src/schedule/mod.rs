@@ -33,11 +33,12 @@
 //! first   … run · start next(v) · run                   update start(v), which is under way · run · wait(v) · …
 //! ```
 //!
-//! No transfer stays open for longer than one schedule. [`Role::overlaps`] lists which schedule may begin while transfers of
-//! which other are open.
+//! No transfer stays open for longer than one schedule. [`Role::overlaps`] lists the schedules that may begin while transfers
+//! of a given schedule are open.
 //!
-//! Beside the form itself: [`copy`] is a transfer with its two ends, [`sequence`] is a schedule before it has buffers, [`time`] predicts how long one takes,
-//! [`replay`](mod@replay) judges one with the help of [`ranges`], and [`text`] prints one.
+//! Beside the form itself: [`copy`] is a transfer with its two ends, [`sequence`] is a schedule before it has buffers,
+//! [`time`] predicts how long a schedule takes, [`replay`](mod@replay) judges it with the help of [`ranges`], and [`text`]
+//! prints it.
 
 mod copy;
 pub(crate) mod ranges;

@@ -1,5 +1,5 @@
-//! Runs of a schedule before they have buffers: the order of nodes, the lifetime of a value that each operand is, and
-//! the lifetimes that move to another tier and back.
+//! Runs of a schedule before they have buffers: the order of nodes, the lifetime that each operand belongs to, and the
+//! lifetimes that move to another tier and back.
 //!
 //! `recompute` writes a sequence, `offload` adds transfers to it, and `layout` turns it into buffers.
 

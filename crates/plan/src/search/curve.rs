@@ -1,8 +1,7 @@
 //! Step time against budget: the curve itself, and the next budgets at which a step gets faster.
 //!
-//! Every point is a plan that was made. A budget that is offered is one that was searched, not the size of the plan it
-//! gave. A plan can be a little smaller than the rung of the ladder it came from, and a budget of just the plan's size
-//! does not reach that rung.
+//! Every point is a plan that was made, at the budget that was searched. The plan can be a little smaller than that
+//! budget, a rung of the ladder. A budget as small as the plan would not reach the rung, so the curve does not offer it.
 
 use plimsoll_graph::Phase;
 
@@ -98,8 +97,8 @@ pub fn curve(
     Ok(points)
 }
 
-/// The next larger budgets that make a step faster; the last is the one beyond which no budget does. It is no fault if
-/// nothing fits the budgets between: the chosen plan may be of another kind than those of this searcher.
+/// The next larger budgets that make a step faster; after the last of them no budget does. The list is empty, without an
+/// error, if this searcher finds no plan in between: the chosen plan may be of a kind that it does not make.
 ///
 /// # Errors
 ///

@@ -92,7 +92,7 @@ impl<'a> MicroBatch<'a> {
     /// No plan of this micro-batch takes less time in the budget. Needs no table.
     pub(super) fn bound(&self) -> Result<f64, SearchError> {
         let once = self.once_seconds(Scratch::Best);
-        // The bound counts only the recomputation that a budget forces; running everything once is needed in any case.
+        // The bound counts only the recomputation that a budget forces. Without any budget everything still runs once.
         let optimum = self.tables.optimum(Scratch::Best);
         optimum.map_or(Ok(once), |optimum| Ok(once.max(self.forced_seconds(optimum)?)))
     }

@@ -237,7 +237,7 @@ fn smallest_of_optimum(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch, 
     }
 }
 
-/// The same for a long chain: the lowest budget whose plan fits into it, with the least scratch. The error names that
+/// The smallest plan of a long chain: the lowest budget whose plan fits into it, with the least scratch. The error names that
 /// budget and not the smaller bytes of its plan, because a search in those bytes would not try that budget.
 fn smallest_of_long(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch) -> Option<Tried> {
     let graph = &of.program().train.graph;
@@ -250,7 +250,8 @@ fn smallest_of_long(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch) -> 
     })
 }
 
-/// The plans with the fewest bytes that a strategy reaches by sending everything away, with state and without.
+/// The smallest plans of a strategy with offload: every value that can wait on the tier does, once with the state in the
+/// arena and once with the state on the tier too.
 fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
     let program = of.program();
     if program.train.facts.link.is_none() {

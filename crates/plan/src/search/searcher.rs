@@ -468,8 +468,8 @@ impl<B: Build> Searcher<B> {
         Ok(self.tables.get(&key))
     }
 
-    /// Makes the tables. Tables that are kept for other requests cover every budget, and so do those of a device with a
-    /// tier; others reach just above the budget of this request.
+    /// Makes the tables. They cover every budget if they are kept for other requests or the device has a tier; otherwise
+    /// they reach just above the budget of this request.
     fn add_tables(&mut self, key: Key, program: Program, budget: u64) -> Result<(), SearchError> {
         let whole = self.room > 0 || program.train.facts.link.is_some();
         let cap = if whole { ArenaBytes::MAX } else { highest_budget(ArenaBytes(budget)) };
@@ -479,8 +479,8 @@ impl<B: Build> Searcher<B> {
         Ok(())
     }
 
-    /// Drops tables that are too large to be kept together; those of the micro-batch that may be next and of the best plan
-    /// so far stay in any case.
+    /// Drops tables that are too large to be kept together. The tables of the micro-batch that may be next and of the best
+    /// plan so far always stay.
     pub(super) fn forget_all_but(&mut self, next: Option<Key>, best: Option<&Tried>) {
         let best = best.map(|best| (best.micro_batch, best.tiled));
         let wanted = |key: Key| Some(key) == next || Some(key) == best;

@@ -17,8 +17,8 @@ use crate::plan::beside_bytes;
 use crate::program::{Costed, Program, StateDiffers};
 use crate::recompute::Strategy;
 
-/// Approximate bytes that the tables of any program take, and more for each of its nodes. GPT-2's were measured as 9
-/// million, those of a Llama of 300 small layers as 35 million with a tier and as 17 million without.
+/// Approximate bytes of the tables of a program: a fixed number, and more for each node. Measured were 9 million for
+/// GPT-2; for a Llama of 300 small layers 35 million with a tier and 17 million without.
 const FOR_ANY: u64 = 6_000_000;
 const PER_NODE: u64 = 700;
 const PER_NODE_WITH_TIER: u64 = 2_000;
@@ -129,7 +129,7 @@ impl ProgramTables {
         Ok(self.states.get_or_init(|| new))
     }
 
-    /// Transient bytes of the schedules other than those of a micro-batch, if no state is away.
+    /// Transient bytes of the schedules that run no micro-batch of training, if no state is away.
     pub(crate) fn beside_bytes(&self, scratch: Scratch) -> TransientBytes {
         *self.tables(scratch).beside_bytes.get_or_init(|| beside_bytes(&self.program, scratch))
     }

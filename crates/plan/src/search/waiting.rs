@@ -26,7 +26,7 @@ pub(super) struct Waiting {
     pub(super) seconds: f64,
     /// The least comes first, because fast plans rule out slow ones.
     pub(super) order: f64,
-    /// Set once the recomputation that the budget forces is counted: whether the bound knows the budget.
+    /// Whether the bound depends on the budget; none while it does not yet count the recomputation that the budget forces.
     pub(super) bounded: Option<bool>,
 }
 

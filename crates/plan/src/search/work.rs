@@ -1,5 +1,5 @@
-//! Counts the work of a search. A clock tells the load of a machine as well; these figures are the same everywhere, so tests
-//! can hold them against the length of a chain.
+//! Counts the work of a search. The time by a clock also depends on the load of the machine; these figures are the same
+//! everywhere, so tests can compare them with the length of a chain.
 
 use std::cell::Cell;
 use std::rc::Rc;

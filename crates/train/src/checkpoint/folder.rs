@@ -316,8 +316,9 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Checkpoints here that a run resuming from `from` would take for its own, by step. These are the later ones,
-    /// which belong to a course that is abandoned; and if `from` lies in another folder, all except a copy of its best.
+    /// Checkpoints here, by step, that a run resuming from `from` would wrongly take for its own. If `from` lies here, they
+    /// are all later checkpoints, whose course is abandoned. If `from` lies in another folder, they are all checkpoints
+    /// except a copy of its best.
     ///
     /// # Errors
     ///
@@ -340,7 +341,8 @@ impl Checkpoints {
     }
 
     /// Looks for the best checkpoint that `from` names, and copies it here if it lies beside `from` in another folder.
-    /// Returns whether it is here now, if there is one: then rotation keeps it and the run can return to it.
+    /// Returns false if it is lost. Otherwise it now lies here, where rotation keeps it and the run can return to it, or
+    /// `from` names none.
     ///
     /// # Errors
     ///

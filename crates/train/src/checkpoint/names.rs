@@ -16,7 +16,7 @@ pub(super) const STATE: &str = "trainer_state.json";
 /// The purpose of a kept checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// One of the run's course: `--resume latest` takes the newest, rotation removes the oldest.
+    /// A regular checkpoint: `--resume latest` takes the newest, rotation removes the oldest.
     Regular,
     /// The run before a step whose numbers were not finite. The same settings lead to the same step, so a run resumes
     /// from it only by name, and rotation does not touch it.

@@ -157,7 +157,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The most of anything that is counted.
+    /// The largest number that a setting may have: sizes that are products of a few of them still fit.
     pub const MOST: usize = bounds::MOST;
 
     /// Fills in defaults and resolves names.

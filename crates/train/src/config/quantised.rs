@@ -1,7 +1,7 @@
 //! Settings of a quantised frozen base, by their names in transformers, and the same settings written out again.
 //!
-//! Where scales of 4-bit codes are not spoken of they are in eight bits, as published (Dettmers et al. 2023);
-//! transformers leaves them as f32.
+//! Unless the settings say otherwise, scales of 4-bit codes are kept in eight bits, as published (Dettmers et al. 2023);
+//! transformers keeps them as f32.
 
 use plimsoll_graph::op::Quantised;
 

@@ -202,8 +202,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the current document. Returns `false` if its label is a number and others are names, or the other way
-    /// round.
+    /// Ends the current document. Returns `false` if its label is a number and earlier labels are names, or if its label
+    /// is a name and earlier ones are numbers.
     pub(super) fn close(&mut self, label: Option<Label>) -> bool {
         self.ends.push(self.tokens);
         let number = match label {

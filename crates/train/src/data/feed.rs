@@ -55,7 +55,7 @@ impl Feed {
     ///
     /// # Errors
     ///
-    /// Those of `fill`.
+    /// The errors of `fill`.
     pub fn fill<E>(&mut self, fill: impl FnOnce(Rows<'_>) -> Result<(), E>) -> Result<(), E> {
         fill(self.rows.rows())?;
         let Sequence { targets, doc_start, .. } = &self.rows;

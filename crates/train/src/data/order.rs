@@ -47,7 +47,7 @@ impl Permutation {
     /// The permutation of `len` things that belongs to `seed` and `epoch`.
     pub fn new(seed: u64, epoch: u64, len: u64) -> Permutation {
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
-        // The stream's step has 32 bits; the rest of the epoch goes into its name.
+        // A stream takes 32 bits as its step: the lower half of the epoch. The upper half goes into its name.
         let name = name_hash("data.order") ^ (epoch >> 32);
         Permutation { len, half_bits: bits.div_ceil(2).max(1), stream: Stream::new(seed, name, epoch as u32) }
     }

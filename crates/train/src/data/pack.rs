@@ -153,7 +153,7 @@ mod tests {
             }
             seen.sort_by_key(|piece| piece.first);
             prop_assert_eq!(seen, all);
-            // No two rows could be one, or the second would not have been begun.
+            // If two rows were at most half full, the pieces of one would have been put into the other.
             let filled = |row| packing.row(row).iter().map(|piece| piece.len).sum::<u32>();
             let half_empty = (0..packing.rows()).filter(|&row| filled(row) <= 8).count();
             prop_assert!(half_empty <= 1);

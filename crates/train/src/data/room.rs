@@ -12,7 +12,7 @@ use crate::memory;
 /// Bytes that a tokenizer holds for each byte of text encoded at once. Measured: 171 to 357 for byte pairs, 54 to 490
 /// for BERT's words; the most when every character is a word of its own.
 const PER_BYTE_ENCODED: u64 = 512;
-/// The same for a run of letters that BERT's tokenizers turn into one unknown token: measured as 57.
+/// Bytes for each byte of a run of letters that BERT's tokenizers turn into one unknown token: measured as 57.
 const PER_BYTE_OF_WORD: u64 = 80;
 /// Bytes for each byte of a batch: its text, up to one id per byte in a list that grows, renderings, and the library's
 /// words.
@@ -22,7 +22,7 @@ const ENOUGH: usize = 1 << 20;
 
 /// Bytes for each byte of a line of JSON: the line and its text.
 const PER_BYTE_OF_LINE: u64 = 2;
-/// The same for a line with escapes: the parser unescapes a text into a buffer that grows by doubling.
+/// Bytes for each byte of a line with escapes: the parser unescapes a text into a buffer that grows by doubling.
 const PER_BYTE_ESCAPED: u64 = 4;
 /// Bytes for each byte of a conversation, after its line was freed. Measured as 4.9 for templates that print messages
 /// unchanged; some templates take messages apart first.

@@ -179,13 +179,13 @@ impl ChatTemplate {
         self.answers(&conversation, from).map_err(|fault| fault.to_string())
     }
 
-    /// The same for a conversation that was read before.
+    /// As [`render_answers`](Self::render_answers), for a conversation that has been read.
     pub(super) fn answers(&self, conversation: &Conversation, from: usize) -> Result<Rendered, RenderFault> {
         if self.template.marks() {
             let Rendering { text, marked: mut answers, .. } =
                 self.run(conversation, conversation.all(), false)?;
             if from > 0 {
-                // The template marks every answer; those of earlier messages are not wanted.
+                // The template marks every answer, but answers in earlier messages are not wanted.
                 let begin = Search::new(self, conversation).begin_of(from)?;
                 answers.retain_mut(|answer| {
                     answer.start = answer.start.max(begin);

@@ -137,7 +137,7 @@ impl Generator {
 }
 
 /// An engine that runs a forward graph and nothing else. A budget that is too small, or that reading the model's files has
-/// crossed already, is answered with one that is not.
+/// crossed already, is refused with one that is enough.
 fn forward_engine(device: Box<dyn Device>, graph: Graph, budget: &Budget) -> Result<Engine, TrainError> {
     let facts = device.facts(&graph);
     let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };

@@ -1,4 +1,4 @@
-//! `value.name` and `value[item]`: Jinja looks for one and then for the other.
+//! `value.name` looks for an attribute and then for an item, `value[item]` for an item and then for an attribute.
 
 use std::rc::Rc;
 use std::sync::Arc;

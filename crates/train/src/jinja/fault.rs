@@ -54,12 +54,12 @@ pub(super) fn filter_fault(name: &str) -> Fault {
     Fault::of_template(format!("the filter `{name}` is unknown"))
 }
 
-/// The same for a test.
+/// The fault of a template that uses an unknown test.
 pub(super) fn test_fault(name: &str) -> Fault {
     Fault::of_template(format!("the test `{name}` is unknown"))
 }
 
-/// The same for a function.
+/// The fault of a template that calls an unknown function.
 pub(super) fn function_fault(name: &str) -> Fault {
     Fault::of_template(format!("the function `{name}` is unknown"))
 }

@@ -18,7 +18,8 @@ pub(super) struct Field {
 }
 
 impl Run<'_> {
-    /// A format with the values of a tuple, or with one that is named in it (`whole`).
+    /// The text of `format % values`. A tuple gives the values in their order; if the fields of the format have names, they
+    /// are looked up in the dictionary `whole`.
     pub(super) fn percent(&mut self, format: &str, values: &[Value], whole: &Value) -> Answer<Value> {
         let mut pen = Pen::new(&self.meter);
         let (mut rest, mut next, mut by_name) = (format, 0, false);

@@ -51,8 +51,8 @@ impl Environment {
         let KnownTimes { measured, notes, file, kept } = known;
         let name = format!("{}, {}", device.name(), measured.source(options.precision.name()));
         device.use_timings(measured.timings());
-        // Transfers slow the ops beside them, so times of a run that offloads are not recorded.
-        // Nor are those of ranks, which share the memory's bandwidth.
+        // Transfers slow the ops beside them, and ranks share the memory's bandwidth. So a run that offloads or has ranks
+        // records no times.
         let times = file.filter(|_| options.offload.is_none() && options.ranks == 1);
         Ok(OpenedDevice { device, name, times, notes, measured: kept })
     }

@@ -1,4 +1,4 @@
-//! Ways to train a model beside each other: what each trains, the memory and time it takes, and what others found it worth.
+//! Compares ways to train a model: what each trains, the memory and time it takes, and the quality that its authors report.
 //!
 //! Every row is planned as `plan` would plan it, under the same budget and on the same device, so a row that fits is a run
 //! that fits. Settings that belong to one method (adapters, bits of the base, optimizers without gradients) are replaced;
@@ -154,7 +154,7 @@ impl Method {
     }
 }
 
-/// The settings without those of adapters, unless they are `wanted`.
+/// The settings, without the settings of adapters unless adapters are `wanted`.
 fn without_adapters(raw: &RawConfig, wanted: bool) -> RawConfig {
     if wanted {
         return raw.clone();
@@ -185,7 +185,7 @@ pub struct MethodRow {
     pub figures: Result<MethodFigures, String>,
 }
 
-/// What a method trains and takes.
+/// The parameters that a method trains, and the memory and time it takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MethodFigures {
     /// Parameters that are trained.

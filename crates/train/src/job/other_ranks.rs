@@ -26,7 +26,7 @@ pub(super) struct OtherRanks {
 }
 
 impl OtherRanks {
-    /// The ends of all ranks of this process, of which rank 0's device has joined the first; none for a run alone. `processes`
+    /// The ends of all ranks of this process; none for a run alone. Rank 0's device has joined the first of them. `processes`
     /// is rank 0's end where the others are processes.
     pub(super) fn world(
         config: &Config,

@@ -5,8 +5,8 @@
 //! others    compare theirs                                                  judge it                           follow
 //! ```
 //!
-//! Ranks that differ in program, settings or data would train without a word of warning, and train something that nobody
-//! asked for. So the first rank that differs ends all of them, with the difference in words.
+//! Ranks that differ in program, settings or data would train a model that nobody asked for, without a warning. So the first
+//! rank that differs ends all of them, with an error that states the difference.
 
 use std::fs::File;
 use std::io::Read as _;

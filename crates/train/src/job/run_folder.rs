@@ -86,11 +86,11 @@ pub struct DiskNeed {
 pub enum Finished {
     /// The run was asked to end early: its checkpoints are there, but no model.
     Stopped,
-    /// Those after the last step, which nothing surpasses.
+    /// The weights after the last step, which is also the best one.
     Last,
-    /// Those of the best evaluation, after this step.
+    /// The weights after this step, which had the best evaluation.
     Best(u64),
-    /// Those after the last step, although an earlier step was better.
+    /// The weights after the last step, although an earlier step was better.
     NotTheBest {
         /// The last step.
         last: u64,

@@ -4,8 +4,8 @@
 //! tiles, with the thin products of adapters; and their products have two sizes. Estimates for the ops of any other
 //! model follow from these ([`Timings`]). The device states the sizes of the models ([`Probing`]).
 //!
-//! The work has a bound: the number of steps is fixed, and on a slow machine the larger models get fewer tokens. So has the
-//! memory: a model that does not fit into the room that there is is left out.
+//! The work has a bound: the number of steps is fixed, and on a slow machine the larger models get fewer tokens. The memory
+//! has a bound too: a model that does not fit is left out.
 
 use std::time::Duration;
 

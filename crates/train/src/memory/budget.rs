@@ -144,8 +144,8 @@ impl Budget {
         !crossed && (arena + self.outside).saturating_sub(rounding) <= self.total
     }
 
-    /// Bytes by which the counted size of a process exceeds its real size, and by which it may be larger than another
-    /// with the same settings. To be called when the budget is made.
+    /// The slack of a budget in bytes. The size of the process is rounded up when it is counted, and another process with
+    /// the same settings may be a little smaller. Call it when the budget is made.
     ///
     /// # Errors
     ///
@@ -350,8 +350,8 @@ fn bytes_of_actions(actions: u64) -> u64 {
 }
 
 /// Bytes to reserve for code of which `touched` bytes are resident. The kernel maps some hundred KiB more or less from
-/// one call to the next. Steps end half past multiples of their size: with what a run adds this program touches close to
-/// 13 MiB, with a tokenizer close to 15, and at a border two calls would differ by a whole step.
+/// one call to the next. If that changed the step, two calls would differ by all of it. So steps end halfway between
+/// multiples of their size, far from what this program touches: close to 13 MiB with a run, close to 15 with a tokenizer.
 fn code(touched: u64) -> u64 {
     (touched + MORE_CODE + STEP / 2).next_multiple_of(STEP) - STEP / 2
 }

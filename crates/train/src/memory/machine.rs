@@ -30,7 +30,7 @@ pub struct Machine {
 pub struct Cpu {
     /// As its maker calls it.
     pub model: Option<String>,
-    /// Those of its vector instructions that kernels use.
+    /// The vector instructions that it has and kernels use.
     pub features: Vec<&'static str>,
     /// Cores, if the kernel tells them from threads.
     pub cores: Option<usize>,

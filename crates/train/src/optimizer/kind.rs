@@ -29,8 +29,8 @@ pub enum OptimizerKind {
     Es,
 }
 
-/// The names that users know, and their meaning here. *Paged* ones are the same: state that does not fit waits on another
-/// tier where `--offload` offers one. *Layerwise* ones too: `--update` says when parameters are updated.
+/// The names that users know, and their meaning here. `paged` in a name changes nothing: `--offload` lets state that does not
+/// fit wait on another tier. `layerwise` changes nothing either: `--update` says when parameters are updated.
 const NAMES: [(&str, OptimizerKind); 17] = [
     ("adamw_torch", OptimizerKind::AdamW),
     ("adamw_torch_fused", OptimizerKind::AdamW),

@@ -1,4 +1,4 @@
-//! The settings of optimizers whose moments are those of a projection, as transformers' `optim_args` writes them:
+//! The settings of optimizers that keep moments of a projected gradient, as transformers' `optim_args` writes them:
 //! `rank=128,update_proj_gap=200,scale=1.0,scale_type=channel`.
 
 use std::fmt;

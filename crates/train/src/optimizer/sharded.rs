@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A shard is a range of elements, so only rules that work element by element can be divided. Rates and the form of
-//! moments follow from the whole parameter. Blocks of 8-bit moments begin where those of the whole begin, because shards
-//! are multiples of a block. So a rank computes the bits that it would compute for its range of the whole; only the norm
-//! is summed in another order.
+//! moments follow from the whole parameter. A shard is a multiple of the block of 8-bit moments, so it has the blocks that
+//! its range has in the whole parameter. A rank therefore computes the bits that a single rank computes for this range; only
+//! the norm is summed in another order.
 //!
 //! `own.w` is state that lives inside the update, so that the rule writes it in place.
 

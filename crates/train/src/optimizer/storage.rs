@@ -1,4 +1,4 @@
-//! Element types of state that outlives a step. Arithmetic is f32 in any case.
+//! Element types of state that outlives a step. Arithmetic is f32, whatever the type.
 
 use std::str::FromStr;
 

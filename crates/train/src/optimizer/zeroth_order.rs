@@ -1,4 +1,5 @@
-//! Training without a backward pass: every step probes the loss beside the weights and moves along the directions probed.
+//! Training without a backward pass: a step computes the loss at points near the weights, along random directions, and moves
+//! the weights along those directions.
 //!
 //! ```text
 //! first    perturb(w, probe, size) → forward → loss     for each micro-batch, direction and side
@@ -19,7 +20,8 @@ use super::{Optimizer, OptimizerKind, StateStorage, write};
 
 /// The input of the update that holds the losses of all probes.
 pub(crate) const PROBE_LOSSES: &str = "probe_losses";
-/// The input of the update that names the random numbers of all probes; `probe` itself belongs to the forward pass.
+/// The input of the update that says from which random numbers the directions of all probes are drawn. The forward pass
+/// has an input of its own for its one probe, [`PROBE`](plimsoll_graph::PROBE).
 pub(crate) const PROBES: &str = "probes";
 
 impl Optimizer {

@@ -1,7 +1,7 @@
 //! Requests that fit where the user's does not: other ways of asking, each planned before it is proposed.
 //!
-//! A budget never changes results beyond the order of sums, and uses no place that was not offered. So the limit on the
-//! gradient norm, the optimizer's precision and another tier are the user's choice.
+//! A budget alone never changes results beyond the order of sums, and never makes a run use a disk. So a plan does not choose
+//! these ways out: the user decides about the limit on the gradient norm, the optimizer's precision and another tier.
 
 use std::path::Path;
 

@@ -6,8 +6,8 @@
 //! the optimizer reads grad.w@2         every rank computes the same update, to the bit
 //! ```
 //!
-//! Gradients become ready from the last layer to the first, and are declared in that order. So the first exchanges are
-//! those of the last layers.
+//! Gradients become ready from the last layer to the first, and are declared in that order. So the gradients of the last
+//! layers are exchanged first.
 
 use plimsoll_graph::op::Collective;
 use plimsoll_graph::{Graph, GraphError, Op, Phase, StateId, StateKind};

@@ -16,8 +16,8 @@ use crate::memory::{Budget, BudgetOrigin};
 use crate::optimizer::Update;
 use crate::optimizer::{Optimizer, StateStorage};
 
-/// Bytes outside the arena of a rank that is a process, beside those of any process: buffers for messages, and the library
-/// that carries them.
+/// Bytes outside the arena that a process needs in addition because it is a rank: buffers for messages, and the library that
+/// carries them.
 const MESSAGES_BYTES: u64 = 32 << 20;
 
 /// The request for a run. The planner chooses everything left open, to be fastest inside the budget.

@@ -129,7 +129,7 @@ impl AdapterFolder {
         }
     }
 
-    /// Takes the classification head of an adapter that was trained for it over a language model without such a head.
+    /// Takes the classification head from the adapter: it was trained there, over a language model that has none.
     /// An adapter that plimsoll wrote has the names of labels in a `config.json` beside it.
     fn take_head(&mut self, weights: &ModelFolder) -> Result<(), TrainError> {
         let own = self.configuration.architecture.clone();

@@ -1,4 +1,4 @@
-//! Adapters of stacked experts on their way into the tensors of single experts, which files hold.
+//! Merges adapters of stacked experts into files, which hold a tensor for each expert.
 //!
 //! The numbers of `B` that belong to one expert are spread over all of `B`, and the tensors of a layer come expert by
 //! expert. So the matrices of the last layer stay in memory until another layer needs the room.

@@ -1,8 +1,8 @@
-//! Lengths of the rows of frozen weights, once those are loaded or drawn.
+//! Lengths of the rows of frozen weights, computed after the weights are loaded or drawn.
 //!
 //! `DoRA` reads the squares of a weight's rows in every step, and a new adapter begins with their lengths; see
-//! [`plimsoll_model::lora::AdapterKind`]. They are those of the numbers that products read: of the dequantised weight where
-//! it is kept in few bits.
+//! [`plimsoll_model::lora::AdapterKind`]. A weight in few bits is dequantised first: the lengths belong to the numbers that
+//! products read.
 
 use plimsoll_exec::Engine;
 use plimsoll_model::lora::{Adapter, RowLengths};

@@ -16,9 +16,10 @@ mod step;
 mod words;
 
 use std::collections::BTreeMap;
+use std::panic::Location;
 use std::path::Path;
 
-use plimsoll_exec::{Data, Device, Engine};
+use plimsoll_exec::{Data, Device, Engine, ExecError};
 use plimsoll_graph::{PROBE, PROBE_SIZE, State, StateKind, Type};
 use plimsoll_plan::{Choice, Plan, Program, Role};
 
@@ -157,7 +158,9 @@ impl Run {
         })
     }
 
-    /// Runs a schedule with the caller's inputs and the run's own; `next` is the schedule that is likely to follow.
+    /// Runs a schedule with the caller's inputs and the run's own; `next` is the schedule that is likely to follow. An error
+    /// about the inputs names the line of the caller.
+    #[track_caller]
     pub(crate) fn run_pass(
         &mut self,
         role: Role,
@@ -168,7 +171,7 @@ impl Run {
         let OwnInputs { clip, lr, scale, step, rng, probe, probe_size } = own;
         let own = [
             (Program::CLIP, Data::F32(clip)),
-            ("scale", Data::F32(scale)),
+            (SCALE, Data::F32(scale)),
             ("lr", Data::F32(lr)),
             ("step", Data::F32(step)),
             ("rng", Data::I32(rng)),
@@ -187,7 +190,11 @@ impl Run {
             })? = input;
             count += 1;
         }
-        Ok(self.engine.run_before(role, &all[..count], next)?)
+        let at = Location::caller();
+        self.engine.run_before(role, &all[..count], next).map_err(|error| match error {
+            ExecError::Mismatch(why) => TrainError::Config(format!("{}:{}: {why}", at.file(), at.line())),
+            other => other.into(),
+        })
     }
 
     /// Whether some parameter was updated inside a backward pass whose norm is not finite: each update checks only its
@@ -237,7 +244,8 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// When the run was not planned to evaluate, or an input is missing or bad.
+    /// When the run was not planned to evaluate, or an input is missing or bad, with the line of the caller.
+    #[track_caller]
     pub fn evaluate(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
         self.evaluate_share(inputs, self.count_targets(inputs))
     }
@@ -247,6 +255,7 @@ impl Run {
     /// # Errors
     ///
     /// As [`evaluate`](Self::evaluate).
+    #[track_caller]
     pub fn evaluate_share(&mut self, inputs: &[(&str, Data)], targets: u64) -> Result<f32, TrainError> {
         let scale = [1.0 / targets.max(1) as f32];
         let own = OwnInputs { scale, ..OwnInputs::default() };
@@ -258,7 +267,9 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// When the run was not planned to evaluate, the model names no output but its loss, or an input is missing or bad.
+    /// When the run was not planned to evaluate, the model names no output but its loss, or an input is missing or bad, with
+    /// the line of the caller.
+    #[track_caller]
     pub fn predict(&mut self, inputs: &[(&str, Data)]) -> Result<BTreeMap<String, Vec<f32>>, TrainError> {
         let names: Vec<String> = self.engine.outputs(Role::Evaluate)?.map(str::to_owned).collect();
         let is_loss = |name: &String| name == "loss" || self.added.iter().any(|added| added.name == *name);
@@ -459,6 +470,9 @@ pub(crate) struct OwnInputs {
     pub(crate) probe: [i32; 4],
     pub(crate) probe_size: [f32; 1],
 }
+
+/// The input that holds the divisor of losses.
+const SCALE: &str = "scale";
 
 /// Inputs of a graph, the run's own included, that a pass takes without allocating.
 const MAX_INPUTS: usize = 19;

@@ -12,7 +12,7 @@ use plimsoll_plan::Program;
 use super::Run;
 
 impl Run {
-    /// Seed and step, with the number of what is drawn for: the direction of a probe, or a row.
+    /// The numbers from which a step draws: seed, step, and the number of the direction or of the first row.
     pub(crate) fn drawn(&self, number: i32) -> [i32; 4] {
         [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, number]
     }
@@ -31,7 +31,7 @@ pub(crate) struct Probes {
 }
 
 impl Probes {
-    /// Those of a program, if it has any.
+    /// The probes of a program, if it has any.
     pub(super) fn of(program: &Program) -> Option<Probes> {
         let mut estimates = program.train.graph.nodes().iter().filter_map(|node| match node.op {
             Op::ProbeStep(step) => Some(step.estimate),
@@ -57,7 +57,7 @@ impl Probes {
         ((probe / 2) as i32, if probe.is_multiple_of(2) { size } else { -size })
     }
 
-    /// Takes the sums of this rank for those of all.
+    /// Takes the sums of this rank as the sums of all ranks: it is alone.
     pub(crate) fn are_all(&mut self) {
         self.all.copy_from_slice(&self.losses);
     }

@@ -29,6 +29,8 @@ pub(super) struct Peers {
 
 /// Bytes of a number in a word.
 const NUMBER: usize = size_of::<f64>();
+/// Numbers that every word begins with: the loss, the peak, the bytes of the process and the targets.
+const NUMBERS: usize = 4;
 
 impl Run {
     /// As [`start`](Self::start), for one of several ranks, each of which starts with the same plan and seed. The targets that a
@@ -59,8 +61,8 @@ impl Run {
     /// Makes the run one rank of several; its device has joined them already.
     pub(crate) fn join(&mut self, communicator: &Arc<dyn Communicator>) {
         let ranks = communicator.ranks();
-        // The loss, the peak, the bytes of the process, the losses that the graph adds, and those of probes.
-        let bytes = (3 + self.added.len() + self.probes.as_ref().map_or(0, Probes::count)) * NUMBER;
+        // The losses that the graph adds and those of probes follow.
+        let bytes = (NUMBERS + self.added.len() + self.probes.as_ref().map_or(0, Probes::count)) * NUMBER;
         self.others = Some(Peers {
             communicator: Arc::clone(communicator),
             own: vec![0; bytes],
@@ -116,18 +118,19 @@ impl Run {
         bytes.div_ceil(threads as u64).max(most)
     }
 
-    /// Sums the losses of a step over all ranks, in their order, and learns their peaks.
-    pub(super) fn share_losses(&mut self) -> Result<(), TrainError> {
+    /// Sums the losses of a step over all ranks, in their order, and learns their peaks. This rank has counted `targets`
+    /// targets; returns those of all ranks.
+    pub(super) fn share_losses(&mut self, targets: u64) -> Result<u64, TrainError> {
         let own: f64 = self.losses.iter().copied().map(f64::from).sum();
         let peak = self.engine.measured_peak();
         let held = if self.has_processes() { self.held()? } else { 0 };
         let Some(others) = &mut self.others else {
             self.probes.iter_mut().for_each(Probes::are_all);
-            return Ok(());
+            return Ok(targets);
         };
         let probed = self.probes.iter().flat_map(|probes| &probes.losses).map(|&loss| f64::from(loss));
         let added = self.added.iter().map(|added| f64::from(added.sum));
-        let numbers = [own, peak as f64, held as f64].into_iter().chain(added).chain(probed);
+        let numbers = [own, peak as f64, held as f64, targets as f64].into_iter().chain(added).chain(probed);
         for (place, number) in others.own.chunks_exact_mut(NUMBER).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -143,15 +146,15 @@ impl Run {
         }
         others.held = words.clone().map(|word| number(word, 2) as u64).fold(others.held, u64::max);
         for (at, added) in self.added.iter_mut().enumerate() {
-            added.sum = words.clone().map(|word| number(word, 3 + at)).sum::<f64>() as f32;
+            added.sum = words.clone().map(|word| number(word, NUMBERS + at)).sum::<f64>() as f32;
         }
         if let Some(probes) = &mut self.probes {
-            let (first, count) = (3 + self.added.len(), probes.count());
-            for (rank, word) in words.enumerate() {
+            let (first, count) = (NUMBERS + self.added.len(), probes.count());
+            for (rank, word) in words.clone().enumerate() {
                 probes.add_rank(rank, (first..first + count).map(|at| number(word, at) as f32));
             }
         }
-        Ok(())
+        Ok(words.map(|word| number(word, 3) as u64).sum())
     }
 }
 

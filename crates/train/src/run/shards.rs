@@ -4,8 +4,8 @@
 //! whole of 5 elements, shards of 2      rank 0: e₀ e₁      rank 1: e₂ e₃      rank 2: e₄ 0
 //! ```
 //!
-//! Files hold wholes and know nothing of ranks. Rank 0 writes them: it asks the owner of each piece, and the other ranks,
-//! which wait for its words, take part. For reading, every rank opens the file and takes its own part.
+//! Files hold whole tensors and know nothing of ranks. Rank 0 writes them: it asks for one piece after the other, and the
+//! rank that owns the piece sends it. For reading, every rank opens the file and takes its own part.
 
 use plimsoll_exec::Communicator;
 use plimsoll_graph::Type;

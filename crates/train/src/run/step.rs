@@ -8,7 +8,8 @@
 //!
 //! The first `backward` of a step replaces the gradients, the others add to them. Each loss is divided by the targets
 //! of the *whole* step, so the losses of its micro-batches add up to the mean over the global batch, and so do the
-//! gradients. The step borrows the run and holds the learning rate: no call can come in the wrong order or with another
+//! gradients. A wrong number would scale both unseen; so the step counts the targets it is given and refuses a sum that
+//! differs. The step borrows the run and holds the learning rate: no call can come in the wrong order or with another
 //! rate. On an asynchronous device, `backward` waits for the loss it returns; [`queue`](Step::queue) leaves the loss to
 //! `finish`, so that a whole step waits once. A step that is dropped before it is finished changes no parameter, unless
 //! the plan updates parameters inside the backward pass.
@@ -17,14 +18,14 @@
 
 use std::panic::Location;
 
-use plimsoll_exec::{Data, ExecError};
+use plimsoll_exec::Data;
 use plimsoll_graph::gradient_name;
 use plimsoll_plan::{Program, Role};
 
 use crate::error::TrainError;
 use crate::optimizer::PROBE_LOSSES;
 use crate::run::probes::Probes;
-use crate::run::{OwnInputs, Run};
+use crate::run::{OwnInputs, Run, SCALE};
 
 /// An optimizer step under way.
 #[derive(Debug)]
@@ -32,8 +33,11 @@ use crate::run::{OwnInputs, Run};
 pub struct Step<'r> {
     run: &'r mut Run,
     lr: f32,
-    /// One over the targets of the whole step.
-    scale: f32,
+    /// Targets of the whole step, over all ranks, and the line that states them.
+    targets: u64,
+    stated_at: &'static Location<'static>,
+    /// Targets of this rank's micro-batches so far; none where the loss is not divided by [`targets`](Self::targets).
+    counted: Option<u64>,
     /// Micro-batches so far, and their total number if known.
     gathered: usize,
     expected: Option<usize>,
@@ -51,7 +55,8 @@ pub struct Stepped {
 
 impl Run {
     /// Begins a step with the learning rate `lr`, whose micro-batches have `targets` targets that carry a loss; see
-    /// [`count_targets`](Self::count_targets).
+    /// [`count_targets`](Self::count_targets). The step is refused where they have another number.
+    #[track_caller]
     pub fn begin(&mut self, lr: f32, targets: u64) -> Step<'_> {
         for added in &mut self.added {
             added.sum = 0.0;
@@ -62,7 +67,16 @@ impl Run {
         }
         // A step that was dropped may have left some.
         self.engine.forget_observed();
-        Step { run: self, lr, scale: 1.0 / targets.max(1) as f32, gathered: 0, expected: None }
+        let divides = !self.targets.is_empty() && self.engine.reads(Role::First, SCALE);
+        Step {
+            lr,
+            targets,
+            stated_at: Location::caller(),
+            counted: divides.then_some(0),
+            gathered: 0,
+            expected: None,
+            run: self,
+        }
     }
 
     /// A whole step over these micro-batches, each the graph's inputs by name.
@@ -109,8 +123,9 @@ impl Step<'_> {
     ///
     /// # Errors
     ///
-    /// When an input is missing or of the wrong size, with the line of the caller; when it holds bad data; when the plan
-    /// updates parameters inside the backward pass and the step has a micro-batch already.
+    /// When an input is missing or of the wrong size, with the line of the caller; when it holds bad data, or more targets
+    /// than are left of those of the step; when the plan updates parameters inside the backward pass and the step has a
+    /// micro-batch already.
     #[track_caller]
     pub fn backward(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
         self.queue(inputs)?;
@@ -126,14 +141,15 @@ impl Step<'_> {
     /// As [`backward`](Self::backward); bad data may be reported only by [`finish`](Self::finish).
     #[track_caller]
     pub fn queue(&mut self, inputs: &[(&str, Data)]) -> Result<(), TrainError> {
-        if let Some(probes) = &self.run.probes {
-            return self.probe(inputs, probes.count());
-        }
         let passes = self.run.updating_passes;
         if passes > 0 && self.gathered > 0 {
             return Err(TrainError::Config(
                 "this plan updates parameters inside the backward pass, so a step has one micro-batch".into(),
             ));
+        }
+        self.count(inputs)?;
+        if let Some(probes) = &self.run.probes {
+            return self.probe(inputs, probes.count());
         }
         let role = if self.gathered == 0 { Role::First } else { Role::Further };
         let clip = if passes == 2 { self.clip_factor(inputs)? } else { f32::NAN };
@@ -143,6 +159,42 @@ impl Step<'_> {
         self.run.engine.observe(role, "loss")?;
         for added in &self.run.added {
             self.run.engine.observe(role, &added.name)?;
+        }
+        Ok(())
+    }
+
+    /// Counts the targets of a micro-batch. There is nothing to compare once a micro-batch brings a divisor of its own.
+    fn count(&mut self, inputs: &[(&str, Data)]) -> Result<(), TrainError> {
+        let stated = !inputs.iter().any(|(name, _)| *name == SCALE);
+        self.counted =
+            self.counted.filter(|_| stated).map(|counted| counted + self.run.count_targets(inputs));
+        // If the backward pass updates, this micro-batch is the whole step, and `finish` is too late.
+        self.compare_targets(self.run.updating_passes > 0)
+    }
+
+    /// Refuses more targets than the step was begun with, and fewer once `all` its micro-batches are here. A rank knows its
+    /// share alone, which may be less.
+    fn compare_targets(&self, all: bool) -> Result<(), TrainError> {
+        let Some(counted) = self.counted else { return Ok(()) };
+        let fewer = all && self.run.ranks() == 1 && counted < self.targets;
+        if counted > self.targets || fewer { Err(self.miscounted(counted)) } else { Ok(()) }
+    }
+
+    fn miscounted(&self, counted: u64) -> TrainError {
+        let (at, stated) = (self.stated_at, self.targets);
+        TrainError::Config(format!(
+            "{}:{}: the step was begun with {stated} targets that carry a loss, and its micro-batches have {counted}; \
+             `Run::count_targets` counts them",
+            at.file(),
+            at.line()
+        ))
+    }
+
+    /// Shares losses with the other ranks, and refuses targets of all ranks that are not those the step was begun with.
+    fn share_losses(&mut self) -> Result<(), TrainError> {
+        let counted = self.run.share_losses(self.counted.unwrap_or(0))?;
+        if self.counted.is_some() && counted != self.targets {
+            return Err(self.miscounted(counted));
         }
         Ok(())
     }
@@ -169,7 +221,7 @@ impl Step<'_> {
     fn finish_probes(mut self) -> Result<Stepped, TrainError> {
         let number = self.run.steps() + 1;
         self.collect()?;
-        self.run.share_losses()?;
+        self.share_losses()?;
         let slope = self.run.probes.as_mut().and_then(Probes::slope);
         let grad_norm = slope.ok_or(TrainError::NotFinite { step: number, what: "loss" })?;
         self.run.torn = true;
@@ -232,7 +284,8 @@ impl Step<'_> {
     ///
     /// # Errors
     ///
-    /// When the step has no micro-batch. When a loss or the norm is not finite: then nothing has changed, and the
+    /// When the step has no micro-batch, or its micro-batches have another number of targets than it was begun with. When
+    /// a loss or the norm is not finite: then nothing has changed, and the
     /// gathered gradients are forgotten. If the backward pass updates parameters, a gradient that is not finite may be
     /// found after others have been applied; the error says so.
     pub fn finish(mut self) -> Result<Stepped, TrainError> {
@@ -241,6 +294,7 @@ impl Step<'_> {
                 "a step needs at least one `backward` before its `finish`".into(),
             ));
         }
+        self.compare_targets(true)?;
         if self.run.probes.is_some() {
             return self.finish_probes();
         }
@@ -248,7 +302,7 @@ impl Step<'_> {
         let known_first = passes == 0 && !self.run.losses_guard_themselves;
         if known_first {
             self.collect()?;
-            self.run.share_losses()?;
+            self.share_losses()?;
             self.finite_loss(number)?;
         }
         let role = if passes > 0 { Role::First } else { Role::Update };
@@ -259,7 +313,7 @@ impl Step<'_> {
         self.run.engine.observe(role, "grad_norm")?;
         let grad_norm = self.collect()?.unwrap_or(f32::NAN);
         if !known_first {
-            self.run.share_losses()?;
+            self.share_losses()?;
         }
         self.finite_loss(number)?;
         self.run.torn = !grad_norm.is_finite() && passes == 1 && self.run.some_gradient_is_finite()?;
@@ -330,7 +384,7 @@ impl Step<'_> {
         OwnInputs {
             clip: [clip],
             lr: [self.lr],
-            scale: [self.scale],
+            scale: [1.0 / self.targets.max(1) as f32],
             step: [(self.run.steps() + 1) as f32],
             rng: self.run.rng(before),
             ..OwnInputs::default()
@@ -345,12 +399,6 @@ impl Step<'_> {
         own: &OwnInputs,
         next: Option<Role>,
     ) -> Result<(), TrainError> {
-        let at = Location::caller();
-        self.run.run_pass(role, inputs, own, next).map_err(|error| match error {
-            TrainError::Exec(ExecError::Mismatch(why)) => {
-                TrainError::Config(format!("{}:{}: {why}", at.file(), at.line()))
-            }
-            other => other,
-        })
+        self.run.run_pass(role, inputs, own, next)
     }
 }

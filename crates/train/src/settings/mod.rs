@@ -132,7 +132,8 @@ settings! {
         global_batch: usize, "N";
         /// Sequences per micro-batch [default: the fastest that fits]
         micro_batch: usize, "N";
-        /// Another name of --micro-batch; without accumulation steps and global batch, a step is one micro-batch
+        /// Another name of --micro-batch; if neither --global-batch nor --gradient-accumulation-steps is given, a step has one
+        /// micro-batch
         per_device_train_batch_size: usize, "N";
         /// Micro-batches per optimizer step, each of 8 sequences unless stated [default: global batch ÷
         /// micro-batch]
@@ -211,14 +212,15 @@ settings! {
         lora_exclude_modules: Vec<String>, "NAMES";
         /// Numbers of the layers whose modules get adapters, from 0 [default: all]
         lora_layers_to_transform: Vec<usize>, "NUMBERS";
-        /// Name that stands before the layer's number in module names, where these contain several numbers
+        /// The word before the layer's number in module names, such as layers; needed where these names contain other numbers
+        /// too
         lora_layers_pattern: Vec<String>, "NAMES";
         /// Ranks of modules whose names end in a pattern, such as q_proj=16; the first pattern that matches counts
         lora_rank_pattern: Pairs, "PAIRS";
         /// Alphas of modules whose names end in a pattern, such as q_proj=32; the first pattern that matches counts
         lora_alpha_pattern: Pairs, "PAIRS";
-        /// Modules of --peft-type ia3 whose input is scaled in place of their result: names, or a regular expression for
-        /// whole names [default: the last product of feed-forward networks]
+        /// For --peft-type ia3: modules whose input is scaled, not their output; names, or a regular expression for whole
+        /// names [default: the last product of feed-forward networks]
         feedforward_modules: Vec<String>, "NAMES";
         /// Inner columns of --peft-type bottleneck [default: 64]
         bottleneck_size: usize, "N";
@@ -268,8 +270,9 @@ settings! {
         /// nothing. Without a backward pass: mezo (steps along random directions by their slopes) or es (by the order of
         /// their losses) [default: adamw_torch]
         optim: String, "NAME";
-        /// For --optim apollo_adamw: rank of projections, steps of each, factor whose root multiplies steps, and channel or
-        /// tensor scaling [default: rank=128,update_proj_gap=200,scale=1,scale_type=channel]
+        /// For --optim apollo_adamw: rank is the rank of the random projection, update_proj_gap the steps after which it is
+        /// drawn again; a step is multiplied by the root of scale; scale_type says whether each channel or the whole
+        /// tensor has one factor [default: rank=128,update_proj_gap=200,scale=1,scale_type=channel]
         optim_args: String, "ARGS";
         /// Momentum: decay rate of sgd's running sum of gradients, or of muon's running mean [default: 0; muon 0.95]
         momentum: f64, "RATE";
@@ -291,9 +294,9 @@ settings! {
         gradients_dtype: String, "TYPE";
         /// How moments are kept: f32 or bf16 [default: f32]
         moments_dtype: String, "TYPE";
-        /// Decay rate of AdamW's first moment; for Lion, the share of its moment in a step [default: 0.9]
+        /// Decay rate of AdamW's first moment; for Lion, the weight of the moment in a step [default: 0.9]
         adam_beta1: f64, "RATE";
-        /// Decay rate of AdamW's second moment and of Lion's only one [default: 0.999; from scratch 0.95]
+        /// Decay rate of AdamW's second moment, or of Lion's moment [default: 0.999; from scratch 0.95]
         adam_beta2: f64, "RATE";
         /// Added to the root of AdamW's second moment [default: 1e-8]
         adam_epsilon: f64, "NUMBER";
@@ -310,11 +313,11 @@ settings! {
         /// In training, multiply what router and experts read by numbers drawn from 1 − NOISE to 1 + NOISE [default: the
         /// model's]
         router_jitter_noise: f64, "NOISE";
-        /// Tokens that the balance of experts is counted over: sequence, micro-batch (as transformers counts; needs
-        /// --micro-batch), none, or bias: no loss, but biases that steer the choice and move with every step [default:
-        /// sequence]
+        /// How experts are balanced. By a loss over the tokens of each sequence: sequence; or of a micro-batch, as in
+        /// transformers: micro-batch (needs --micro-batch). By biases in the choice of experts, without a loss: bias. Not
+        /// at all: none [default: sequence]
         router_aux_loss: String, "GROUP";
-        /// How far a step moves those biases [default: 0.001]
+        /// For --router-aux-loss bias: how far a step moves a bias [default: 0.001]
         router_bias_update_rate: f64, "RATE";
         /// Weight of the balance of experts in the loss [default: the model's]
         router_aux_loss_coef: f64, "WEIGHT";
@@ -334,10 +337,11 @@ settings! {
         /// Seconds that a rank waits for another rank in an exchange before the run ends with an error that names it
         /// [default: 600]
         ddp_timeout: u64, "SECONDS";
-        /// Plan for ranks that are not here, each a device of its own: bytes a second that a rank sends to others, and perhaps
-        /// the time of a message beside its bytes, such as 50GB/s,5us; a table from 1 to 1024 ranks follows the plan
+        /// Plan for ranks that are not here, each on a device of its own. RATE is the bytes a second that one rank can send,
+        /// LATENCY the time that a message takes in addition, such as 50GB/s,5us; a table from 1 to 1024 ranks follows the
+        /// plan
         rank_link: String, "RATE[,LATENCY]";
-        /// The link between nodes, where --rank-link is that inside a node
+        /// The link between nodes; --rank-link then describes the link inside a node
         node_link: String, "RATE[,LATENCY]";
         /// Ranks of one node, with --node-link
         ranks_per_node: usize, "N";

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The graph counts copies of tokens ([`CountCopies`](plimsoll_graph::Op::CountCopies)) and sums the counts over the
-//! micro-batches of a step. They are read when a record is written, and are of the last step alone.
+//! micro-batches of a step. A record has the counts of the last step alone.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,9 +1,9 @@
 //! The learning rate of a step: linear warmup, then constant, linear to zero or cosine to zero.
 //!
 //! A pure function of the step, so that a resumed run needs no state. The curves are those of transformers'
-//! `get_scheduler` under the same names, so its first step of a warmup has rate 0 here too: step `s`, counted
-//! from 1, has `(s − 1) / warmup_steps` of the peak. One difference lies past the end: there the cosine stays
-//! at 0, as a line does, instead of rising again.
+//! `get_scheduler` under the same names, so the first step of a warmup has rate 0 here too: step `s`, counted
+//! from 1, has `(s − 1) / warmup_steps` of the peak. One difference lies past the end: transformers' cosine rises
+//! again there, and ours stays at 0, as the line does.
 //!
 //! Absent: cosine cycles, restarts, inverse square root. The configuration checks that the numbers make sense (a finite
 //! peak).

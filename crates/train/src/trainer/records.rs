@@ -143,7 +143,7 @@ mod finite_or_null {
     }
 }
 
-/// The same for a number that may be absent: `null` is one that is not finite.
+/// For a number that may be absent: a key that is missing is no number, and `null` is a number that is not finite.
 mod finite_or_null_if_any {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

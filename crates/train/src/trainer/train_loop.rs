@@ -80,7 +80,7 @@ impl Trainer {
             let before = progress.best_step();
             told.tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)));
             self.reach(EvaluationState { unrecorded: window.kept(), ..progress.kept(self.reached().loss) });
-            // The step before the interruption would have done the same.
+            // Without the interruption this would have been saved right after the step, so it is saved here.
             if let Some(keeping) = keeping.filter(|_| progress.best_step() != before) {
                 self.keep(keeping, before, &mut told)?;
             }

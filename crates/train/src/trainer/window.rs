@@ -1,5 +1,5 @@
-//! The steps since the last record, as one record. A checkpoint between two records keeps their sums, so that the next
-//! record covers all its steps also in a run that resumes from there.
+//! The steps since the last record, as one record. A checkpoint between two records keeps the sums so far, so that the next
+//! record of a resumed run covers the steps before the checkpoint too.
 
 use super::records::StepRecord;
 use crate::checkpoint::Unrecorded;

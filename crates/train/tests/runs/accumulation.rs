@@ -11,10 +11,11 @@
 use plimsoll_exec::Data;
 use plimsoll_model::Architecture;
 use plimsoll_plan::Strategy;
-use plimsoll_train::Run;
+use plimsoll_train::{Optimizer, OptimizerKind, Options, Run, Update};
 
 use crate::support::{
-    Batch, Golden, Size, absolute_distance, distance, families, options, parameters, start, without_key_bias,
+    Batch, Golden, Size, absolute_distance, distance, families, lasting_bits, options, parameters, start,
+    without_key_bias,
 };
 
 const ROWS: usize = 8;
@@ -141,4 +142,51 @@ fn a_mean_of_means_would_be_seen() {
     step.finish().unwrap();
     let step = Step::new(&run, &losses);
     assert!(step.distance(|parameter| golden.floats(&format!("grad.{parameter}"))) > 0.1);
+}
+
+#[test]
+fn a_step_begun_with_another_number_of_targets_is_refused_with_its_line_and_changes_nothing() {
+    let golden = Golden::read("llama");
+    let (_, model) = &families(Size::GOLDEN)[0];
+    let (batch, few) = (golden.batch(), golden.batch().valid() as u64 - 1);
+    let mezo = Optimizer::of(OptimizerKind::Mezo);
+    for optimizer in [Optimizer::default(), mezo] {
+        let mut run = start(model, batch.seq, &Options { optimizer, ..options(4, 2, Strategy::None, 1) });
+        let before = lasting_bits(&run);
+        let line = line!() + 1;
+        let mut step = run.begin(1e-2, few + 2);
+        batch.backward(&mut step, 2);
+        let error = step.finish().unwrap_err().to_string();
+        let (at, numbers) = (
+            format!("accumulation.rs:{line}: "),
+            format!(
+                "begun with {} targets that carry a loss, and its micro-batches have {}",
+                few + 2,
+                few + 1
+            ),
+        );
+        assert!(error.contains(&at) && error.contains(&numbers), "{error}");
+        let mut step = run.begin(1e-2, few);
+        let refused: Vec<bool> = batch.micro_batches(2).map(|inputs| step.queue(&inputs).is_err()).collect();
+        assert_eq!(refused, [false, true], "one too many is seen before it is run");
+        drop(step);
+        assert!(lasting_bits(&run) == before && run.is_whole());
+    }
+}
+
+#[test]
+fn an_update_inside_the_backward_pass_is_refused_before_it_with_another_number_of_targets() {
+    let (_, model) = &families(Size::GOLDEN)[0];
+    let batch = Golden::read("llama").batch();
+    let optimizer = Optimizer { max_grad_norm: None, ..Optimizer::default() };
+    let asked = Options { optimizer, update: Update::InBackward, ..options(4, 4, Strategy::None, 1) };
+    let mut run = start(model, batch.seq, &asked);
+    let before = lasting_bits(&run);
+    let inputs = batch.micro_batches(4).next().unwrap();
+    for targets in [batch.valid() - 1, batch.valid() + 1] {
+        assert!(run.begin(1e-2, targets as u64).queue(&inputs).is_err(), "{targets}");
+    }
+    assert!(lasting_bits(&run) == before && run.is_whole());
+    batch.step(&mut run, 1e-2);
+    assert!(lasting_bits(&run) != before);
 }

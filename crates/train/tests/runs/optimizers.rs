@@ -438,8 +438,9 @@ fn the_parameters_that_decay_are_those_hugging_face_decays() {
             let ones = vec![1.0; run.state(parameter).unwrap().len()];
             run.set_state(parameter, &ones).unwrap();
         }
-        let mut step = run.begin(1.0, 1);
-        Batch::synthetic(2, Size::GOLDEN.seq, Size::GOLDEN.vocab, name == "bert", 0).backward(&mut step, 2);
+        let batch = Batch::synthetic(2, Size::GOLDEN.seq, Size::GOLDEN.vocab, name == "bert", 0);
+        let mut step = run.begin(1.0, batch.valid() as u64);
+        batch.backward(&mut step, 2);
         for parameter in &names {
             let zeros = vec![0.0; step.gradient(parameter).unwrap().len()];
             step.set_gradient(parameter, &zeros).unwrap();

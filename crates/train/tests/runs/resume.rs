@@ -106,7 +106,8 @@ fn on_another_micro_batch_a_resumed_run_differs_by_rounding_alone() {
     }
     for name in crate::support::parameters(whole.run()) {
         let [a, b] = [&whole, &other].map(|trainer| trainer.run().state(&name).unwrap());
-        // Where the gradient is nothing but rounding, Adam makes whole steps of it: no two plans agree there.
+        // The gradient of a key's bias is rounding error alone, of which Adam makes steps of full size. No two plans agree
+        // on it.
         let [a, b] = [a, b].map(|values| without_key_bias(&name, &values).0);
         assert!(absolute_distance(&a, &b) < 1e-3, "{name}");
     }

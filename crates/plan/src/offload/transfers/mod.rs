@@ -14,13 +14,13 @@
 //! out                                                           start──wait  came in
 //! ```
 //!
-//! *Which gaps are used*: those of state that is away before its first user and after its last, and for the rest
-//! Belady's rule. Go through the runs in order; wherever more bytes are alive than allowed, send away the value whose
-//! next read comes last. In training the first layers made that value, so it was also made first. The link out is
-//! therefore in use from the beginning of the forward pass, and the link in from the turn on, each for as long as
-//! compute takes. So the traffic that costs no time is as large as with a quota in every layer, without room set aside
-//! for two layers' transfers. Values of the whole model are counted, not of one layer, so nothing is gained by
-//! splitting one.
+//! *Which gaps are used*: state that is away always uses the gap before its first user and the gap after its last. For
+//! everything else Belady's rule decides. Go through the runs in order; wherever more bytes are alive than allowed, send
+//! away the value whose next read comes last. In training the first layers made that value, so it was also made first.
+//! The link out is therefore in use from the beginning of the forward pass, and the link in from the turn on, each for as
+//! long as compute takes. A quota of transfers for every layer would hide no more traffic behind compute, and would need
+//! room for the transfers of two layers. The rule chooses among all values of the model, so it has no need to send a part
+//! of one.
 //!
 //! *When* a transfer begins is decided in `timing`. Decided elsewhere: what is recomputed (by the order of runs), and which
 //! state is away (by the residency).
@@ -58,9 +58,9 @@ pub(crate) struct Transfers {
     gaps: Vec<Gap>,
     /// The first run of each of them with its index, in the order of runs.
     begin: Vec<(u32, u32)>,
-    /// Gaps that are used in any case: those of state before its first user and after its last.
+    /// Gaps of state before its first user and after its last: state lives on the tier, so these are always used.
     fixed: Vec<Gap>,
-    /// Places in the tier of the instances that are state, which are the last ones, and the first of these instances.
+    /// The last instances are state. The index of the first of them, and the place of each in the tier.
     homes: Vec<u64>,
     first_home: usize,
     /// Bytes of state that are fetched before each run, and bytes that go out after it because it or a later run writes

@@ -1,4 +1,5 @@
-//! Transfers of an order with some state away, from those of the same order with all state in the arena.
+//! Derives the transfers of an order with some state away from the transfers of the same order with all state in the
+//! arena.
 //!
 //! A search looks at one order with several residencies. They share everything but the stays of state:
 //!

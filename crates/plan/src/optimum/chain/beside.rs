@@ -1,5 +1,5 @@
-//! Bytes beside those that the layers of a chain hold: operands at the turn, operands of the last layer's backward
-//! pass, and values that last while all layers run.
+//! Bytes that are alive in addition to what the layers of a chain hold: operands at the turn, operands of the last
+//! layer's backward pass, and values that last while all layers run.
 
 use std::collections::BTreeSet;
 
@@ -24,8 +24,8 @@ pub(super) fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 
     most
 }
 
-/// The most bytes, not counting those of the other layers, while one node of the last layer's backward pass runs: its
-/// operands, and gradients made before it and read after it. All other layers wait at that time.
+/// The most bytes that are alive, beside the values of the waiting layers, while one node of the last layer's backward pass
+/// runs: the operands of the node, and gradients made before it and read after it.
 pub(super) fn last_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     let Some((last, others)) = chain.layers.split_last() else { return 0 };
     let backward: Vec<NodeId> = [&chain.turn.backward[..], &last.backward].concat();

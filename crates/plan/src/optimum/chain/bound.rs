@@ -13,9 +13,9 @@
 //!    └───────────── bytes of one layer
 //! ```
 //!
-//! The same holds whenever a node of the last layer's backward pass runs: all other layers wait, and the node's
-//! operands lie beside their values. These are more bytes than at the turn itself, so the larger of the two bounds
-//! counts.
+//! A second bound follows from the moments at which nodes of the last layer's backward pass run. All other layers wait
+//! then, and the operands of the running node lie beside their values. Those operands may take more bytes than the
+//! operands at the turn, so the larger of the two bounds counts.
 //!
 //! The hull allows a fraction of a layer to be kept, so the bound also covers layers treated differently. It is loose
 //! where the same layer must be recomputed several times (budgets of a few percent of the memory).

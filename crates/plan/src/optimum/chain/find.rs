@@ -250,8 +250,8 @@ fn external_inputs(graph: &Graph, forward: &[NodeId], own: &Members) -> Vec<Valu
     found
 }
 
-/// Values of a group that forward nodes outside read. Refuses when a value is read outside by a backward
-/// node that is not the next layer's, unless it is such an output.
+/// Values of a group that forward nodes outside read. None if another value is read outside, by a backward node that is
+/// not the next layer's.
 fn outputs_read_elsewhere(
     graph: &Graph,
     readers: &Readers,
@@ -322,16 +322,8 @@ fn signature(graph: &Graph, layer: &Layer) -> Vec<Kind> {
     };
     let mut kind = |&id: &NodeId| {
         let node = graph.node(id);
-        // Which numbers a dropout or a jitter draws does not matter to a plan.
-        let op = match &node.op {
-            Op::Dropout { p, .. } => Op::Dropout { p: *p, stream: 0 },
-            Op::Jitter { noise, .. } => Op::Jitter { noise: *noise, stream: 0 },
-            Op::Subspace { .. } => Op::Subspace { stream: 0 },
-            Op::SubspaceGrad { dimension, .. } => Op::SubspaceGrad { stream: 0, dimension: *dimension },
-            op => op.clone(),
-        };
         let operands = node.inputs.iter().chain(&node.outputs);
-        (op, operands.map(|&value| (place(value), graph.ty(value))).collect())
+        (node.op.without_stream(), operands.map(|&value| (place(value), graph.ty(value))).collect())
     };
     layer.forward.iter().chain(&layer.backward).map(&mut kind).collect()
 }

@@ -41,18 +41,18 @@ use crate::bytes::TransientBytes;
 use crate::device::{Facts, Link, Scratch, aligned};
 use crate::recompute::{Item, Order, Regions, Strategy};
 
-/// Number of budgets that are tried, without and with a tier for values that do not fit.
+/// The ladders of budgets that are tried, without and with a tier for values that do not fit.
 pub(super) const LADDER: Ladder = Ladder::new(1.005);
 const COARSE_LADDER: Ladder = Ladder::new(1.1);
-/// The same of a long chain.
+/// The ladders of a long chain.
 const LONG_LADDER: Ladder = Ladder::new(1.02);
 const LONG_COARSE_LADDER: Ladder = Ladder::new(2.5);
 /// Slots of the table: sizes are exact up to here and rounded up beyond.
 const MAX_SLOTS: usize = 40_000;
 /// Bytes the table may take while planning.
 const MAX_TABLE_BYTES: usize = 64 << 20;
-/// A chain with more runs than this is long. Keeping nothing takes a number of runs that is quadratic in the length,
-/// and their list would be larger than the memory it saves.
+/// A chain is long if a schedule that keeps nothing has more runs than this. Their number is quadratic in the length of the
+/// chain; beyond this the list of runs would be larger than the memory that such a schedule saves.
 const MOST_RUNS: usize = 1 << 16;
 
 /// A chain with its table filled.

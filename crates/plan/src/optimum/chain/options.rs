@@ -34,7 +34,8 @@ pub(crate) struct LayerOption {
     pub(crate) kept_bytes: u64,
     /// Most bytes alive during its forward pass.
     pub(crate) forward_peak: u64,
-    /// The same when it runs again inside a dropped segment. Pinned values are not counted, since they already exist.
+    /// Most bytes alive when its forward pass runs again inside a dropped segment. Pinned values are not counted, since
+    /// they already exist.
     pub(crate) again_peak: u64,
     /// Most bytes alive during its backward pass.
     pub(crate) backward_peak: u64,
@@ -270,7 +271,7 @@ struct Part {
     /// If a node has several parts, the first stands for its run and the others for its further outputs.
     of_run: Option<usize>,
     keepable: bool,
-    /// Whether it is pinned, so that it exists in any case and nothing is to be decided.
+    /// Whether it is pinned: it always exists, and there is nothing to decide.
     given: bool,
 }
 
@@ -305,8 +306,8 @@ fn parts(graph: &Graph, layer: &Layer, pinned: &Pinned) -> Vec<Part> {
     parts
 }
 
-/// The parts as the labels see them. Keeping a part takes the bytes of those of its outputs that are read within the
-/// layer.
+/// The parts as the labels see them. A kept part takes the bytes of its outputs, except outputs that the layer does not
+/// read.
 fn label_ops(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer, parts: &[Part]) -> Vec<LabelOp> {
     let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
     let bytes = |value: &Value| aligned(graph.ty(*value).bytes() as u64, facts.alignment);

@@ -84,11 +84,12 @@ struct Units {
     boundary: usize,
     /// Bytes of results that a layer makes once.
     pinned: usize,
-    /// The most bytes alive while a layer runs of which nothing is kept, the first time and again.
+    /// Peaks of a layer of which nothing is kept.
     passing: Passing,
 }
 
-/// The most bytes alive while a layer runs of which nothing is kept; `again` does not count pinned values.
+/// The most bytes alive while a layer runs of which nothing is kept: in its first run, and when it runs again, where pinned
+/// values are not counted.
 #[derive(Clone, Copy, Debug)]
 struct Passing {
     first: usize,
@@ -105,7 +106,7 @@ struct OptionUnits {
     on_passage: bool,
 }
 
-/// One decision as the recurrence sees it: possible from slot `from` on, in the time of its parts.
+/// One decision as the recurrence sees it: the slots in which it is possible, and the parts of its time.
 struct Candidate<'a> {
     decision: Decision,
     from: usize,
@@ -193,6 +194,20 @@ impl Table {
         self.turn.iter().chain(&self.inner).map(|row| row.0.len()).sum()
     }
 
+    /// The work of filling it: slots in which candidates were compared, each slot once for each candidate.
+    #[cfg(test)]
+    pub(crate) fn compared(&self) -> usize {
+        let row = |family, length| {
+            let mut compared = 0;
+            let (mut seconds, mut ceilings) = self.blank();
+            self.each_candidate(family, length, |candidate| {
+                compared += candidate.lower(&mut seconds, &mut ceilings);
+            });
+            compared
+        };
+        (1..=self.layers()).map(|length| row(Family::Turn, length) + row(Family::Inner, length)).sum()
+    }
+
     /// The number of layers it was filled for.
     pub(crate) fn layers(&self) -> usize {
         self.turn.len() - 1
@@ -250,11 +265,16 @@ impl Table {
     }
 
     fn row(&self, family: Family, length: usize) -> Row {
-        let mut seconds = vec![f64::INFINITY; self.slots];
-        // No slot of a stretch will end above its ceiling.
-        let mut ceilings = vec![f64::INFINITY; self.slots.div_ceil(STRETCH)];
-        self.each_candidate(family, length, |candidate| candidate.lower(&mut seconds, &mut ceilings));
+        let (mut seconds, mut ceilings) = self.blank();
+        self.each_candidate(family, length, |candidate| {
+            candidate.lower(&mut seconds, &mut ceilings);
+        });
         Row::new(seconds)
+    }
+
+    /// A row before its first candidate, and the ceilings of its stretches: no slot of a stretch will end above its ceiling.
+    fn blank(&self) -> (Vec<f64>, Vec<f64>) {
+        (vec![f64::INFINITY; self.slots], vec![f64::INFINITY; self.slots.div_ceil(STRETCH)])
     }
 
     /// The recurrence: all ways to treat the first layer of `length` layers.
@@ -317,8 +337,9 @@ impl Candidate<'_> {
 
     /// Lowers `seconds` to this candidate's times, wherever these are lower. The candidate's least time in a stretch is
     /// at its end. If that is above the other candidates' time at the beginning, the stretch can be skipped; most
-    /// candidates skip almost all stretches.
-    fn lower(&self, seconds: &mut [f64], ceilings: &mut [f64]) {
+    /// candidates skip almost all stretches. Returns the slots that were compared.
+    fn lower(&self, seconds: &mut [f64], ceilings: &mut [f64]) -> usize {
+        let mut compared = 0;
         let from = self.from.max(self.held);
         let falls = (self.rest.0.len() + self.held).max(self.segment.map_or(0, |segment| segment.0.len()));
         let end = falls.max(from + 1).min(seconds.len());
@@ -331,8 +352,10 @@ impl Candidate<'_> {
             let (first, behind) = (first.max(from), behind.min(end));
             if first < behind {
                 self.lower_stretch(&mut seconds[first..behind], first);
+                compared += behind - first;
             }
         }
+        compared
     }
 
     /// Lowers the slots from `first` on.

@@ -3,18 +3,18 @@
 //! ```text
 //! forward node                     may run again
 //! backward node                    runs once, in order; so does a forward node that must not run twice
-//! several outputs                  the largest is the node's; each other one is a node of its own that reads it and costs
-//!                                  nothing: it can outlive the largest, and comes back with it
-//! state, inputs, views             not there: state has its own place, inputs are beside everything, a view is its storage
+//! several outputs                  the largest is the node's; each of the others is a node that reads the largest and costs
+//!                                  nothing: it may stay longer than the largest, and is recomputed with it
+//! state, inputs, views             not there: state has its own place, inputs are always alive, a view is its storage
 //! transient gradient               an output of its first writer, which all later writers and readers read
 //! output in place of an input      takes nothing while the node runs
-//! named output                     read by a last node, if the backward pass builds on it; else beside everything
+//! named output                     read by a last node, if the backward pass builds on it; else counted as always alive
 //! ```
 //!
 //! Only bytes that every real schedule needs are counted: an op that may overwrite an input is assumed to do so,
-//! although it can only if no other op reads the input. So a bound for the abstract graph holds for the real graph. A
-//! plan errs by one output at one moment at most, since the next run counts both; its real size is known when it is
-//! laid out.
+//! although it can only if no other op reads the input. So a bound for the abstract graph holds for the real graph. The
+//! size of a plan is too small by one output at most, for the length of one run: the next run counts both values. The
+//! layout then gives the real size.
 
 use std::collections::{BTreeMap, BTreeSet};
 

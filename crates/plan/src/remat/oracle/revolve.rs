@@ -1,7 +1,7 @@
 //! The classical answer for chains of equal steps: how many extra forward steps it takes to reverse a
 //! chain with a given number of checkpoints (Griewank and Walther, Revolve, ACM TOMS 2000).
 //!
-//! Two statements of one quantity, each the other's test. `β(s, r) = C(s + r, s)` steps can be reversed with `s`
+//! Two formulas for one quantity, each tested by the other. `β(s, r) = C(s + r, s)` steps can be reversed with `s`
 //! checkpoints when no step runs more than `r` times, which gives the closed form; splitting the chain at the first
 //! checkpoint gives the recurrence.
 //!

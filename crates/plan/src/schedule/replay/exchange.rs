@@ -11,8 +11,8 @@ use super::{Fault, Machine};
 use crate::device::Direction;
 use crate::schedule::{Action, BufferId, Schedule};
 
-/// The number of the first busy range of an exchange; ranges of copies have lower ones, and those of the next schedule's
-/// copies are counted down from the highest.
+/// The number of the first busy range of an exchange. Ranges of copies have lower numbers; ranges of the next schedule's
+/// copies are numbered downwards from the highest.
 const FIRST: usize = usize::MAX / 2;
 /// More ranges than any schedule has.
 const MOST: usize = 1 << 40;

@@ -5,7 +5,7 @@
 //!
 //! * an input must be intact: written (or supplied by the caller) and not written over since;
 //! * an output may cover an input of the same action only where the op says so, and then exactly;
-//! * each value is the one the graph asks for, each version of state the one in its place;
+//! * an operand is the value that the graph names, and state is read in the version that the graph names;
 //! * forward nodes run at least once, backward and update nodes exactly once;
 //! * gradients are summed: the first writers all replace or all add, later ones add;
 //! * a transient gradient does not exist before its first writer, which replaces, and need not exist after the last
@@ -21,8 +21,8 @@
 //!   in the order they began, and none is open when the schedule ends;
 //! * named outputs are intact at the end, and no byte lies beyond the arena.
 //!
-//! This module shares no code with the planners: it imports the schedule and the graph only. The rules of copies
-//! are in `copies`, those of copies that cross from one schedule into the next in `open`, those of exchanges between ranks in
+//! This module shares no code with the planners: it imports the schedule and the graph only. The rules for copies inside one
+//! schedule are in `copies`, for copies that cross into the next schedule in `open`, and for exchanges between ranks in
 //! `exchange` and `ranks`.
 
 mod copies;

@@ -36,7 +36,8 @@ pub(super) struct Around<'a> {
     pub(super) next: Option<Judged<'a>>,
 }
 
-/// The end of a walk: transfers that are still open, and the actions that waited for those of the schedule before.
+/// The end of a walk: transfers that are still open, and the actions that waited for open transfers of the schedule
+/// before.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Walked {
     pub(super) open: Vec<OpenTransfer>,

@@ -1,4 +1,4 @@
-//! A transfer by its bytes: the form in which one that is under way is handed from one schedule to the next.
+//! A transfer that is under way when one schedule ends, as the next schedule gets it: by its bytes.
 
 use plimsoll_graph::Graph;
 

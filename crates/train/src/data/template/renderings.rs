@@ -25,7 +25,7 @@ pub(super) struct Renderings<'a> {
 pub(super) struct Part {
     pub(super) messages: Vec<usize>,
     pub(super) text: String,
-    /// The same text with the places of contents, where marks change nothing else.
+    /// The places of contents in the text; none if a rendering with marks has another text.
     marked: OnceCell<Option<Marked>>,
 }
 

@@ -1,6 +1,6 @@
-//! Bytes that a tokenizer holds for each byte of text encoded at once: the measurement behind the factors in `room.rs`.
-//! Bytes that it takes to read one, beside those that `needed.rs` names. Each case runs in a process of its own, because a
-//! process keeps freed memory.
+//! Two measurements: the bytes that a tokenizer holds for each byte of text encoded at once, for the factors in `room.rs`; and
+//! the bytes that reading a tokenizer takes, beside the number that `needed.rs` names. Each case runs in a process of its own,
+//! because a process keeps freed memory.
 //!
 //! ```console
 //! $ cargo test -p plimsoll-train --lib bytes_of_a_tokenizer -- --ignored --nocapture

@@ -2,9 +2,9 @@
 //! budget is too small.
 //!
 //! The library holds a vocabulary several times while it reads one, so the number of words counts for more than the bytes of
-//! the file. A vocabulary with scores becomes a tree besides, with a node for each new byte of a word. The factors are above all
-//! that was measured (`memory.rs`). A file that takes more than they say is no vocabulary as models have them, and no budget is
-//! named for it.
+//! the file. A vocabulary with scores also becomes a tree, with a node for each new byte of a word. The factors are larger than
+//! any that was measured (`memory.rs`). A file that takes even more memory is no vocabulary as models have them, and no budget
+//! is named for it.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _};

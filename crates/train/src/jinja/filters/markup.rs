@@ -337,7 +337,7 @@ fn is_no_character(number: u32) -> bool {
     matches!(number, 0x1..=0x8 | 0xb | 0xe..=0x1f | 0x7f | 0xfdd0..=0xfdef) || number & 0xfffe == 0xfffe
 }
 
-/// The same for a name.
+/// Writes the character of a name, and returns the bytes that named it.
 fn named(text: &str, pen: &mut Pen) -> Answer<Option<usize>> {
     let ends = |c: char| matches!(c, '\t' | '\n' | '\u{c}' | ' ' | '<' | '&' | '#' | ';');
     let len = text.char_indices().take(MOST_NAME).take_while(|(_, c)| !ends(*c)).last();

@@ -3,8 +3,6 @@
 //! For each model the table's answer is turned into a plan. The plan's own account (its actions' time, its buffers'
 //! lifetimes) must agree with the table's prediction and budget.
 
-use std::time::Instant;
-
 use plimsoll_graph::{Axes, DType, Graph, Init, Op, differentiate, fuse, work};
 use plimsoll_model::{Architecture, Bert, Gpt2, Lora, Preset};
 
@@ -90,10 +88,9 @@ fn grid(planner: &ChainOptimum, count: usize) -> Vec<u64> {
 /// Compares the plans of one model with the table's figures, over `count` budgets.
 fn check(name: &str, program: &Program, count: usize) {
     let part = &program.train;
-    let start = Instant::now();
     let planner = ChainOptimum::new(&part.graph, &part.facts, Scratch::Best, TransientBytes::MAX).unwrap();
     let (most, options) = (planner.most_bytes().unwrap(), planner.options.list.len());
-    println!("{name}: {options} options, table in {:.3} s", start.elapsed().as_secs_f64());
+    println!("{name}: {options} options");
     println!("memory   bytes used   arena   overhead %   gap %");
     let persistent = persistent_bytes(program, 0).unwrap();
     let everything_once = planner.seconds(TransientBytes(most));
@@ -308,50 +305,43 @@ fn more_memory_is_never_slower_and_every_budget_is_kept() {
     check_search("bert", &bert(), SEQ, Some(2), 8);
 }
 
+/// Limits are half as much again as was counted.
 #[test]
-fn models_of_32_and_80_layers_are_planned_in_well_under_a_second() {
-    for (name, limit) in [("llama-3.1-8b", 0.3), ("llama-3.1-70b", 0.8)] {
+fn planning_32_and_80_layers_compares_few_options_and_slots() {
+    for (name, most_options, most_compared) in
+        [("llama-3.1-8b", 120, 110_000_000), ("llama-3.1-70b", 120, 310_000_000)]
+    {
         let program = program(&Preset::from_name(name).unwrap().model, 1, 4096);
         let part = &program.train;
-        // The fastest of three, since other work of the machine is not the planner's time.
-        let seconds = (0..3).map(|_| {
-            let start = Instant::now();
-            let planner =
-                ChainOptimum::new(&part.graph, &part.facts, Scratch::Best, TransientBytes::MAX).unwrap();
-            let regions = planner.regions(&part.graph, planner.most_bytes().unwrap() / 4).unwrap();
-            let plan = assemble(
-                &program,
-                &Order::Regions(regions),
-                Strategy::Auto,
-                Scratch::Best,
-                Tiered::default(),
-            )
-            .unwrap();
-            assert!(plan.arena_bytes as f64 <= plan.liveness_bound as f64 * 1.05);
-            start.elapsed().as_secs_f64()
-        });
-        let seconds = seconds.fold(f64::INFINITY, f64::min);
-        println!("{name}: {seconds:.3} s");
-        // The limits are for optimised code.
-        assert!(cfg!(debug_assertions) || seconds < limit, "{name}: {seconds} s");
+        let planner =
+            ChainOptimum::new(&part.graph, &part.facts, Scratch::Best, TransientBytes::MAX).unwrap();
+        let regions = planner.regions(&part.graph, planner.most_bytes().unwrap() / 4).unwrap();
+        let plan =
+            assemble(&program, &Order::Regions(regions), Strategy::Auto, Scratch::Best, Tiered::default())
+                .unwrap();
+        assert!(plan.arena_bytes as f64 <= plan.liveness_bound as f64 * 1.05);
+        let (options, compared) = (planner.options.list.len(), planner.table().compared());
+        println!("{name}: {options} options, {compared} slots compared");
+        assert!(options <= most_options && compared <= most_compared, "{name}: {options}, {compared}");
     }
 }
 
 #[test]
-fn the_search_over_all_micro_batches_takes_under_two_seconds() {
+fn the_search_over_all_micro_batches_builds_each_program_at_most_once_and_looks_at_few_runs() {
     let model = Preset::from_name("llama-3.1-8b").unwrap().model;
     let one = program(&model, 1, 4096);
     let planner =
         ChainOptimum::new(&one.train.graph, &one.train.facts, Scratch::Best, TransientBytes::MAX).unwrap();
     let whole = planner.most_bytes().unwrap();
-    for share in [0.2, 4.0] {
+    for (share, most_runs) in [(0.2, 10_000), (4.0, 20_000)] {
         let budget = persistent_bytes(&one, 0).unwrap() + (whole as f64 * share) as u64;
         let request = Request { global_batch: 32, micro_batch: None, strategy: None, budget, slack: 0.0 };
-        let start = Instant::now();
-        let choice = search(request, |rows| Ok(program(&model, rows, 4096))).unwrap();
-        let seconds = start.elapsed().as_secs_f64();
-        println!("{share} of one row's memory: {} rows, {seconds:.3} s", choice.micro_batch);
+        let mut searcher = Searcher::once(|rows| Ok(program(&model, rows, 4096)));
+        let choice = searcher.search(request).unwrap();
+        let work = searcher.work();
+        println!("{share} of one row's memory: {} rows, {work:?}", choice.micro_batch);
         assert!(choice.plan.arena_bytes <= budget);
-        assert!(cfg!(debug_assertions) || seconds < 2.0, "{seconds} s");
+        // Six micro-batches divide the global batch, each with a second program in tiles.
+        assert!(work.programs <= 12 && work.runs <= most_runs, "{share}: {work:?}");
     }
 }

@@ -4,8 +4,6 @@
 //! operations with their inputs and the gradients alive), in bytes and seconds a token. Nothing here touches a graph:
 //! the method is tested against numbers that another program produced.
 
-use std::time::Instant;
-
 use crate::optimum::chain::bound::{LowerBound, Passes};
 use crate::optimum::chain::options::{LayerOption, Options, around_frontier};
 use crate::optimum::chain::table::{Table, Turn};
@@ -131,7 +129,7 @@ impl Block {
         demanded
     }
 
-    /// Most bytes in the forward pass when `keep` stays: a value goes after its last reader.
+    /// Most bytes alive in the forward pass. A value in `keep` stays; any other is freed after its last reader.
     fn forward_peak(&self, keep: &[bool]) -> u64 {
         let last_reader = |op: usize| (0..NAMES.len()).rev().find(|&r| self.forward[r].deps.contains(&op));
         let live_during = |now: usize| -> u64 {
@@ -237,30 +235,23 @@ const PUBLISHED_8B: [f64; 14] =
     [0.17, 0.48, 0.83, 3.38, 7.00, 10.63, 14.25, 18.05, 20.02, 22.72, 24.82, 28.72, 37.7, 59.5];
 const PUBLISHED_70B: [f64; 8] = [0.12, 0.29, 0.49, 2.65, 6.69, 10.73, 14.77, 18.81];
 
-/// Fills a table for `shape`, prints it beside the published one, and checks the limits.
-fn compare(shape: &Shape, published: &[f64]) {
+/// Fills a table for `shape`, prints it beside the published one, and checks overheads and the work of filling it. The limit
+/// on that work is half as much again as was counted.
+fn compare(shape: &Shape, published: &[f64], most_compared: usize) {
     let block = shape.block();
-    let plan = || {
-        let start = Instant::now();
-        let options = block.options();
-        // The whole memory, as the study defines it.
-        let all = options.list.iter().max_by_key(|option| option.kept_bytes).unwrap();
-        let whole = shape.layers as u64 * all.kept_bytes + block.head_peak.max(all.backward_peak);
-        let (peak, cost) = (block.head_peak, block.head_cost);
-        let table =
-            Table::fill(&options, shape.layers, Turn { peak, seconds: cost }, whole, 40_000, u64::MAX);
-        (start.elapsed().as_secs_f64(), options, whole, table)
-    };
-    // The fastest of three, since other work of the machine is not the planner's time.
-    let tries = [plan(), plan(), plan()];
-    let took = tries.iter().map(|(seconds, ..)| *seconds).fold(f64::INFINITY, f64::min);
-    let [(_, options, whole, table), ..] = tries;
+    let options = block.options();
+    // The whole memory, as the study defines it.
+    let all = options.list.iter().max_by_key(|option| option.kept_bytes).unwrap();
+    let whole = shape.layers as u64 * all.kept_bytes + block.head_peak.max(all.backward_peak);
+    let turn = Turn { peak: block.head_peak, seconds: block.head_cost };
+    let table = Table::fill(&options, shape.layers, turn, whole, 40_000, u64::MAX);
     println!(
-        "{}: {} layers, {} options, {} slots, {took:.3} s",
+        "{}: {} layers, {} options, {} slots, {} of them compared",
         shape.name,
         shape.layers,
         options.list.len(),
-        table.slot(whole) + 1
+        table.slot(whole) + 1,
+        table.compared()
     );
     let backward: f64 = block.backward.iter().map(|op| op.cost).sum();
     let base = block.head_cost + shape.layers as f64 * (options.forward_seconds + backward);
@@ -278,22 +269,20 @@ fn compare(shape: &Shape, published: &[f64]) {
         assert!(fraction < 0.15 || gap <= 1.0, "{}: gap of {gap} % at {fraction}", shape.name);
     }
     assert!((table.seconds(whole) / base - 1.0).abs() < 1e-12, "nothing is recomputed in the whole memory");
-    let limit = if shape.layers > 32 { 0.8 } else { 0.3 };
-    // The limits are for optimised code.
-    assert!(cfg!(debug_assertions) || took < limit, "{}: {took} s", shape.name);
+    assert!(table.compared() <= most_compared, "{}: {} slots compared", shape.name, table.compared());
 }
 
 #[test]
 fn the_overheads_of_the_study_are_met_for_7b() {
-    compare(&LLAMA_7B, &PUBLISHED_7B);
+    compare(&LLAMA_7B, &PUBLISHED_7B, 64_000_000);
 }
 
 #[test]
 fn the_overheads_of_the_study_are_met_for_8b() {
-    compare(&LLAMA_8B, &PUBLISHED_8B);
+    compare(&LLAMA_8B, &PUBLISHED_8B, 108_000_000);
 }
 
 #[test]
 fn the_overheads_of_the_study_are_met_for_70b() {
-    compare(&LLAMA_70B, &PUBLISHED_70B);
+    compare(&LLAMA_70B, &PUBLISHED_70B, 303_000_000);
 }
