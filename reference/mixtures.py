@@ -6,6 +6,8 @@ Folders and golden files are as in hf_models.py, and beside what stands there:
 
     aux_loss          the balance of experts that transformers adds, without its weight
     aux_losses        (10) the same before each of ten steps
+    padded.…          three rows end in padding: `present` is the attention mask, and transformers leaves padding out of the
+                      balance. `targets`, `loss`, `aux_loss`, and `grad.` of the routers
     margin            the least distance between the last expert chosen and the first that was not, over all tokens,
                       layers and steps: no row is near a tie, so none is left out of a comparison
 
@@ -30,6 +32,7 @@ from models import IGNORED, STEPS, adamw, loss_of, next_word_batch, scatter_weig
 from safetensors.torch import save_file
 
 WEIGHT = 0.02  # of the balance: large enough to be seen in every gradient of a router
+PRESENT = (16, 11, 14, 8)  # tokens of each row before its padding, in the cases that have some
 
 
 def configs() -> dict[str, tuple[str, transformers.PretrainedConfig]]:
@@ -68,9 +71,9 @@ def as_stored(name: str, tensor: torch.Tensor, mixtral: bool) -> dict[str, torch
     return tensors
 
 
-def losses_of(model, batch, valid):
+def losses_of(model, batch, valid, mask=None):
     """The head's loss, the balance of experts, and the least margin of a choice."""
-    out = model(input_ids=batch["tokens"], output_router_logits=True)
+    out = model(input_ids=batch["tokens"], attention_mask=mask, output_router_logits=True)
     logits = out.logits.flatten(0, -2)
     loss = torch.nn.functional.cross_entropy(
         logits, batch["targets"].flatten(), ignore_index=IGNORED, reduction="sum") / valid
@@ -78,6 +81,19 @@ def losses_of(model, batch, valid):
     ordered = [layer.sort(-1, descending=True).values for layer in out.router_logits]
     margin = min((rows[:, chosen - 1] - rows[:, chosen]).min().item() for rows in ordered)
     return loss, out.aux_loss, margin
+
+
+def record_padded(model, batch) -> dict[str, torch.Tensor]:
+    """The same weights and tokens, where the last tokens of rows are padding. What they are must not matter."""
+    mask = (torch.arange(batch["tokens"].shape[1]) < torch.tensor(PRESENT)[:, None]).long()
+    targets = torch.where(mask == 1, batch["targets"], IGNORED)
+    valid = int((targets != IGNORED).sum())
+    model.zero_grad()
+    loss, balance, _ = losses_of(model, batch | {"targets": targets}, valid, mask)
+    (loss + WEIGHT * balance).backward()
+    tensors = {"present": mask.int(), "targets": targets.int(), "loss": loss.detach(), "aux_loss": balance.detach()}
+    routers = [(name, weight) for name, weight in model.named_parameters() if name.endswith("mlp.gate.weight")]
+    return tensors | {f"grad.{name}": weight.grad.clone() for name, weight in routers}
 
 
 def record(model, batch, mixtral: bool) -> dict[str, torch.Tensor]:
@@ -91,6 +107,10 @@ def record(model, batch, mixtral: bool) -> dict[str, torch.Tensor]:
     tensors |= {"loss": loss.detach(), "aux_loss": balance.detach()}
     for name, weight in model.named_parameters():
         tensors |= {f"grad.{stored}": part for stored, part in as_stored(name, weight.grad, mixtral).items()}
+
+    for name, tensor in record_padded(model, batch).items():
+        name = name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+        tensors[f"padded.{name}"] = tensor
 
     optimizer = adamw(model)
     losses, balances, norms = [], [], []

@@ -10,7 +10,8 @@ same tokens. Four further models of each get an adapter by PEFT, of odd ranks, p
 Mixtures of experts draw their number of experts, how many a token goes to, shared experts and dense layers besides. Routers
 choose, so two sides may part at a near tie: weights are drawn until every choice of 20 steps is clear in PyTorch, and PyTorch in
 f32 and in f64 are near each other; how often another draw was needed is printed. Their balance
-is counted by sequence, as plimsoll does unless asked otherwise; the formula is written down here a second time.
+is counted by sequence, as plimsoll does unless asked otherwise; the formula is written down here a second time. Four further
+models of each count it over the micro-batch, which transformers does by itself, with the padding of the texts masked.
 
 A step sees all texts, so their order makes no difference. Which words a masked model hides is drawn by the rule of plimsoll's
 data loader, which is written down here a second time.
@@ -39,6 +40,8 @@ STEPS, ROWS, LENGTH = 20, 6, 24
 LIMIT = 1e-5
 FULL, ADAPTED = 10, 4
 RATE = 1e-3
+ADAPTER, TOGETHER = "adapter", "micro-batch"  # kinds of runs beside the plain one
+SEEDS = {"": "False", ADAPTER: "True", TOGETHER: "micro-batch"}
 ROUNDING = 2e-6  # of PyTorch with experts; above it a draw amplifies rounding, and shows nothing
 CLEAR = 2e-4  # a choice between experts that no rounding of 20 steps turns round
 
@@ -367,8 +370,10 @@ def balance_by_sequence(router_logits, mask: torch.Tensor, chosen: int) -> torch
     return total / len(router_logits)
 
 
-def pytorch(model: torch.nn.Module, name: str, tokenizer, texts: list[tuple[str, int]]) -> list[float]:
-    """Losses of the head, step by step; empty where a router was undecided."""
+def pytorch(
+    model: torch.nn.Module, name: str, tokenizer, texts: list[tuple[str, int]], together: bool = False
+) -> list[float]:
+    """Losses of the head, step by step; empty where a router was undecided. transformers balances all texts `together`."""
     optimizer, losses = adamw(model), []
     config = model.config
     chosen, balance = getattr(config, "num_experts_per_tok", None), getattr(config, "router_aux_loss_coef", 0.0)
@@ -376,12 +381,14 @@ def pytorch(model: torch.nn.Module, name: str, tokenizer, texts: list[tuple[str,
     for tokens, mask, targets in batches(name, tokenizer, texts):
         optimizer.zero_grad()
         # Causal models need no mask: nothing sees the padding behind a text.
-        seen = {"attention_mask": mask} if name.startswith("bert") else {}
+        seen = {"attention_mask": mask} if name.startswith("bert") or together else {}
         out = model(input_ids=tokens, **seen, **{"output_router_logits": True} if chosen else {})
         loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
         if chosen and margin(out.router_logits, mask, chosen) < CLEAR:
             return []
-        added = balance * balance_by_sequence(out.router_logits, mask, chosen) if chosen else 0.0
+        added = 0.0
+        if chosen:
+            added = balance * (out.aux_loss if together else balance_by_sequence(out.router_logits, mask, chosen))
         (loss + added).backward()
         losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -419,17 +426,19 @@ def described(config, stored: str) -> str:
     return f"{shape}{f' rope={rotary}' if rotary else ''} {stored}"
 
 
-def compare(binary: str, name: str, number: int, adapter: bool) -> tuple[float, float, str]:
+def compare(binary: str, name: str, number: int, kind: str) -> tuple[float, float, str]:
     """The first draw whose routers are always decided; of a model without routers, the first."""
     for again in range(200):
-        seed = f"{name} {number} {adapter}" + (f" {again}" if again else "")
-        if drawn := compare_drawn(binary, name, seed, adapter):
+        # Seeds of the first two kinds are those of earlier records.
+        seed = f"{name} {number} {SEEDS[kind]}" + (f" {again}" if again else "")
+        if drawn := compare_drawn(binary, name, seed, kind):
             difference, rounding, told = drawn
             return difference, rounding, told + (f" (draw {again + 1})" if again else "")
     raise SystemExit(f"{name} {number}: no draw without a near tie")
 
 
-def compare_drawn(binary: str, name: str, seed: str, adapter: bool) -> tuple[float, float, str] | None:
+def compare_drawn(binary: str, name: str, seed: str, kind: str) -> tuple[float, float, str] | None:
+    adapter, together = kind == ADAPTER, kind == TOGETHER
     class_name, draw_config, _ = ARCHITECTURES[name]
     draw = random.Random(seed)
     # transformers and PEFT draw from torch's own generator when they make weights and adapters.
@@ -449,13 +458,15 @@ def compare_drawn(binary: str, name: str, seed: str, adapter: bool) -> tuple[flo
             write_adapter(model_class, folder, work / "adapter", settings, draw.randrange(1 << 30))
             flags += ["--adapter", work / "adapter"]
             told += " " + " ".join(f"{key}={value}" for key, value in settings.items() if value)
+        if together:
+            flags += ["--router-aux-loss", "micro-batch", "--micro-batch", ROWS]
         runs = []
         for dtype in [torch.float32, torch.float64]:
             of_experts = {"experts_implementation": "eager"} if "router_aux_loss_coef" in config.to_dict() else {}
             model = model_class.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **of_experts).train()
             if adapter:
                 model = peft.PeftModel.from_pretrained(model, work / "adapter", is_trainable=True).to(dtype).train()
-            runs.append(pytorch(model, name, tokenizer, texts))
+            runs.append(pytorch(model, name, tokenizer, texts, together))
             if not runs[-1]:
                 return None
         if of_experts and apart(runs[0], runs[1]) > ROUNDING:
@@ -506,13 +517,14 @@ def main() -> None:
     for name in ARCHITECTURES:
         if arguments.only and name not in arguments.only.split(","):
             continue
-        for adapter, count in [(False, FULL), (True, ADAPTED)]:
-            kind = f"{name}{', adapter' if adapter else ''}"
+        kinds = [("", FULL), (ADAPTER, ADAPTED)] + ([(TOGETHER, ADAPTED)] if name in MIXTURES else [])
+        for kind, count in kinds:
+            called = f"{name}{', ' if kind else ''}{kind}"
             for number in range(count):
-                difference, rounding, told = compare(arguments.binary, name, number, adapter)
-                print(f"{kind} {number}: {difference:.1e}, rounding {rounding:.1e}: {told}", flush=True)
-                details.append((kind, number, difference, rounding, told))
-                worst[kind] = tuple(map(max, worst.get(kind, (0.0, 0.0)), (difference, rounding)))
+                difference, rounding, told = compare(arguments.binary, name, number, kind)
+                print(f"{called} {number}: {difference:.1e}, rounding {rounding:.1e}: {told}", flush=True)
+                details.append((called, number, difference, rounding, told))
+                worst[called] = tuple(map(max, worst.get(called, (0.0, 0.0)), (difference, rounding)))
     lines += ["| architecture | models | worst apart | rounding of PyTorch |", "|---|--:|--:|--:|"]
     for kind, (difference, rounding) in worst.items():
         models = sum(detail[0] == kind for detail in details)

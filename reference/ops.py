@@ -417,11 +417,15 @@ def balance():
     def load(p):
         return (p * valid[..., None]).sum(1)
 
-    record("expert_load.all", [p, indices, targets], [p.sum(1), hits.sum(1)])
-    sent = hits.sum((0, 1))
-    placed = sent.clamp(max=7)
-    ranges = torch.stack([F.pad(placed.cumsum(0), (1, 0))[:-1], placed], -1).long()
-    record("count_copies.capacity", [indices, ranges], [torch.stack([sent, placed])])
+    # Two rows end in padding, and one expert takes 2 tokens of a row: the first of them, padding or not.
+    present = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    tokens = hits * present[..., None]
+    record("expert_load.present", [p, indices, present], [(p * present[..., None]).sum(1), tokens.sum(1)])
+    taken = hits * (hits.cumsum(1) <= 2)
+    # The numbers of rows do not matter to a count, only whether there is one.
+    places = torch.where(taken.gather(-1, indices) > 0, 7, -1)
+    placed = taken * present[..., None]
+    record("count_copies.capacity", [indices, places, present], [torch.stack([tokens.sum((0, 1)), placed.sum((0, 1))])])
     counts = (hits * valid[..., None]).sum(1)
     bias = torch.linspace(-1, 1, count).double()
     moved = bias + 0.125 * torch.sign(counts.sum(0).mean() - counts.sum(0))

@@ -294,7 +294,7 @@ def main() -> None:
     print("\n| | loss, all weights | loss, adapter | merged | answers, all weights | answers, adapter |")
     print("|---|--:|--:|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as folder:
-        for name, (class_name, config) in configs().items():
+        for name, (class_name, config) in (configs() | mixtures.configs()).items():
             print("| " + " | ".join(judge(Path(folder) / name, name, class_name, config)) + " |", flush=True)
         name, (class_name, config) = "bert-new-labels", configs()["bert"]
         row = judge(Path(folder) / name, name, class_name, config, "BertForSequenceClassification")

@@ -152,7 +152,8 @@ impl Story {
     fn data(&self, state: State) -> Value {
         let step = |record: &StepRecord| {
             let StepRecord { step, loss, lr, grad_norm, tokens_per_second, mean_over, .. } = record;
-            json!([step, loss, lr, grad_norm, tokens_per_second, mean_over])
+            let StepRecord { router_balance, router_z, .. } = record;
+            json!([step, loss, lr, grad_norm, tokens_per_second, mean_over, router_balance, router_z])
         };
         let evaluation = |record: &EvaluationRecord| {
             json!({
@@ -240,8 +241,19 @@ mod tests {
         let start = "{\"event\":\"start\",\"model\":\"tiny\"}\n";
         let text = [start, &step(1, 3.0), &step(2, 2.5), start, &step(2, 2.25), "{\"step\":3,\"lo"].concat();
         let data = Story::read(text.as_bytes()).map(|story| story.data(State::Over)).unwrap();
-        assert_eq!(data["steps"], json!([[1, 3.0, 0.1, 1.0, 5.0, 1], [2, 2.25, 0.1, 1.0, 5.0, 1]]));
+        assert_eq!(
+            data["steps"],
+            json!([[1, 3.0, 0.1, 1.0, 5.0, 1, null, null], [2, 2.25, 0.1, 1.0, 5.0, 1, null, null]])
+        );
         assert_eq!((&data["end"], &data["running"]), (&Value::Null, &json!(false)));
+    }
+
+    #[test]
+    fn a_mixture_has_the_losses_of_its_routers_behind_the_other_numbers_of_a_step() {
+        let routed = step(1, 3.0).replace("}\n", ",\"router_balance\":2.5,\"router_z\":0.25}\n");
+        let text = ["{\"event\":\"start\"}\n", &routed].concat();
+        let data = Story::read(text.as_bytes()).map(|story| story.data(State::Over)).unwrap();
+        assert_eq!(data["steps"], json!([[1, 3.0, 0.1, 1.0, 5.0, 1, 2.5, 0.25]]));
     }
 
     #[test]

@@ -122,6 +122,35 @@ fn a_checkpoint_of_another_model_or_run_is_told_by_what_differs() {
 }
 
 #[test]
+fn a_capacity_of_experts_neither_comes_nor_goes_and_a_changed_rate_of_biases_is_said() {
+    let home = Home::with_model();
+    home.copy("hf/olmoe", "model");
+    let begin = |settings: &str| home.done(&training(&format!("{settings} --stop-after 2"))).1;
+    let biases = begin("--output-dir free --router-aux-loss bias");
+    let capacity = begin("--output-dir tight --expert-capacity-factor 1.5");
+    for (said, told, other) in [(&biases, "biases", "capacity"), (&capacity, "capacity", "biases")] {
+        let unsaved = said.lines().filter(|line| line.contains("in the saved model")).collect::<Vec<_>>();
+        assert!(unsaved.len() == 1 && unsaved[0].contains(told) && !unsaved[0].contains(other), "{said}");
+    }
+    let differs = |settings: &str, what: &str| {
+        let output = home.command(&training(&format!("--resume latest {settings}"))).output().unwrap();
+        let (_, err) = texts(&output);
+        let told =
+            format!("another run: its expert_capacity_factor is {what}; resume with the same settings");
+        assert!(err.contains(&told), "{err}");
+        assert_eq!(output.status.code(), Some(2));
+    };
+    let free = "--output-dir free --router-aux-loss bias";
+    differs(&format!("{free} --expert-capacity-factor 0.25"), "unlimited, here it is 0.25");
+    differs("--output-dir tight", "1.5, here it is unlimited");
+    differs("--output-dir tight --expert-capacity-factor 2", "1.5, here it is 2");
+    let (_, said) = home.done(&training(&format!("--resume latest {free} --stop-after 3")));
+    assert!(!said.contains("from here on"), "{said}");
+    let (_, said) = home.done(&training(&format!("--resume latest {free} --router-bias-update-rate 0.5")));
+    assert!(said.contains("note: router_bias_update_rate is 0.5 from here on, and was 0.001\n"), "{said}");
+}
+
+#[test]
 fn a_script_may_always_ask_for_the_latest() {
     let home = Home::with_model();
     home.done(&training("--output-dir whole"));

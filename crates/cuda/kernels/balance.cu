@@ -19,16 +19,10 @@ __device__ inline double wide_sum(double x) {
     return part[0];
 }
 
-// A target that is left out; `some` says whether any is.
-struct Ignored {
-    int some, target;
-    __device__ inline bool counts(int x) const { return !some || x != target; }
-};
-
 // P and c of one sequence (blockIdx.y) and 32 experts, by 32 × 16 threads: thread (x, y) adds tokens y, y + 16, ….
 KERNEL(512)
-expert_load(const float* p, const int* indices, const int* targets, float* sums, float* counts, int length, int experts,
-            int chosen, Ignored ignored, u64* check) {
+expert_load(const float* p, const int* indices, const int* marks, float* sums, float* counts, int length, int experts,
+            int chosen, int ignored, u64* check) {
     __shared__ float part[2][16][33];
     int expert = blockIdx.x * 32 + threadIdx.x, first = blockIdx.y * length;
     float sum = 0.0f, count = 0.0f;
@@ -37,7 +31,7 @@ expert_load(const float* p, const int* indices, const int* targets, float* sums,
             int index = indices[i64(token) * chosen + i];
             if (index < 0 || index >= experts) report(check, i64(token) * chosen + i, index);
         }
-        if (expert >= experts || !ignored.counts(targets[token])) continue;
+        if (expert >= experts || marks[token] == ignored) continue;
         sum += p[i64(token) * experts + expert];
         for (int i = 0; i < chosen; i++) count += indices[i64(token) * chosen + i] == expert ? 1.0f : 0.0f;
     }
@@ -49,28 +43,30 @@ expert_load(const float* p, const int* indices, const int* targets, float* sums,
     (threadIdx.y == 0 ? sums : counts)[i64(blockIdx.y) * experts + expert] = total;
 }
 
-// The copies sent to one expert (blockIdx.x), and those of its rows.
-KERNEL(256) count_copies(const int* indices, const int* ranges, float* counts, i64 copies, u64* check) {
+// The copies of present tokens sent to one expert (blockIdx.x), and those of them that have a row.
+KERNEL(256)
+count_copies(const int* indices, const int* places, const int* present, float* counts, i64 copies, int chosen, u64* check) {
     int expert = blockIdx.x, experts = gridDim.x;
-    float sent = 0.0f;
+    float sent = 0.0f, placed = 0.0f;
     for (i64 i = threadIdx.x; i < copies; i += 256) {
         int index = indices[i];
         if (expert == 0 && (index < 0 || index >= experts)) report(check, i, index);
-        sent += index == expert ? 1.0f : 0.0f;
+        if (index != expert || present[i / chosen] == 0) continue;
+        sent += 1.0f;
+        placed += places[i] >= 0 ? 1.0f : 0.0f;
     }
-    sent = block_sum(sent);
+    sent = block_sum(sent), placed = block_sum(placed);
     if (threadIdx.x > 0) return;
-    counts[expert] = sent;
-    counts[experts + expert] = float(ranges[2 * expert + 1]);
+    counts[expert] = sent, counts[experts + expert] = placed;
 }
 
 // dp[token] = dP of its sequence.
 KERNEL(256)
-expert_load_grad(const float* dsums, const int* targets, float* dp, i64 count, int length, int experts, Ignored ignored) {
+expert_load_grad(const float* dsums, const int* marks, float* dp, i64 count, int length, int experts, int ignored) {
     i64 i = i64(blockIdx.x) * 256 + threadIdx.x;
     if (i >= count) return;
     i64 token = i / experts;
-    dp[i] = ignored.counts(targets[token]) ? dsums[token / length * experts + i % experts] : 0.0f;
+    dp[i] = marks[token] == ignored ? 0.0f : dsums[token / length * experts + i % experts];
 }
 
 struct Layers {

@@ -21,6 +21,19 @@ pub enum ExecError {
     Rank(String),
 }
 
+impl ExecError {
+    /// The error of a kernel with the block of the graph that its node lies in, if there is one.
+    #[must_use]
+    pub fn within(self, block: &str) -> ExecError {
+        let named = |why: String| if block.is_empty() { why } else { format!("{why}, in `{block}`") };
+        match self {
+            ExecError::Data(why) => ExecError::Data(named(why)),
+            ExecError::NotFinite(why) => ExecError::NotFinite(named(why)),
+            other => other,
+        }
+    }
+}
+
 impl fmt::Display for ExecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -313,15 +313,19 @@ pub enum Op {
     GroupedLinearGradWeight,
 
     // ---- balance of experts --------------------------------------------------------------------
-    /// `(p[B,T,E], indices[B,T,k], targets[B,T]) → (P[B,E], c[B,E])`: for each sequence and expert the sum of the
-    /// probabilities and the number of tokens sent there, over tokens whose target is not `ignored`.
+    /// `(p[B,T,E], indices[B,T,k], marks[B,T]) → (P[B,E], c[B,E])`: for each sequence and expert the sum of the
+    /// probabilities and the number of tokens sent there, over tokens whose mark is not `ignored`. Marks are the targets of
+    /// tokens, or tell tokens from padding.
     ExpertLoad {
-        /// Tokens with this target are left out; none are if it is absent.
-        ignored: Option<i32>,
+        /// Tokens with this mark are left out.
+        ignored: i32,
     },
-    /// `(indices[…,k], ranges[E,2]) → c[2,E]`: for each expert the number of copies sent there, and of those that have a
-    /// row.
-    CountCopies,
+    /// `(indices[B,T,k], places[B,T,k], present[B,T]) → c[2,E]`: for each expert the number of copies sent there, and of those
+    /// that have a row. Tokens that are not `present` (0) are padding, and are not counted.
+    CountCopies {
+        /// Number of experts, `E`.
+        experts: usize,
+    },
     /// `(counts[…,E], scale[]) → bias[E]`, in place (Wang et al. 2024): `bias += rate · sign(mean − c)`, where `c` is the sum of
     /// an expert's counts and `mean` that over all experts. Counts are whole numbers below 2²⁴, so the sign is exact.
     /// Nothing changes when `scale` is not finite.
@@ -329,10 +333,10 @@ pub enum Op {
         /// How far a bias moves in one step.
         rate: f32,
     },
-    /// `(dP[B,E], targets[B,T]) → dp[B,T,E]` of [`Op::ExpertLoad`].
+    /// `(dP[B,E], marks[B,T]) → dp[B,T,E]` of [`Op::ExpertLoad`].
     ExpertLoadGrad {
         /// As in the forward op.
-        ignored: Option<i32>,
+        ignored: i32,
     },
     /// `(scale[], targets[B,T], P₁, c₁ … P_L, c_L) → loss`. With `P`, `c` the sums over layers and `n = Σₑ c / k` the tokens
     /// of a sequence times `L`: `scale · Σ (n/L) · E·Σₑ (c/n)·(P/n)` over sequences. Where the whole micro-batch is one
@@ -562,7 +566,7 @@ impl Op {
             Op::GroupedLinearGradInput => "grouped_linear_grad_input",
             Op::GroupedLinearGradWeight => "grouped_linear_grad_weight",
             Op::ExpertLoad { .. } => "expert_load",
-            Op::CountCopies => "count_copies",
+            Op::CountCopies { .. } => "count_copies",
             Op::Steer { .. } => "steer",
             Op::ExpertLoadGrad { .. } => "expert_load_grad",
             Op::BalanceLoss(_) => "balance_loss",
@@ -652,7 +656,7 @@ impl Op {
             | Op::GroupedLinearGradInput
             | Op::GroupedLinearGradWeight => Family::Experts,
             Op::ExpertLoad { .. }
-            | Op::CountCopies
+            | Op::CountCopies { .. }
             | Op::Steer { .. }
             | Op::ExpertLoadGrad { .. }
             | Op::BalanceLoss(_)

@@ -1,8 +1,8 @@
 //! Parts that the graphs of all language models share: the names of their inputs and outputs, and the head.
 //!
 //! A training graph reads `tokens` i32 `[B,T]`, `targets` i32 `[B,T]`, `scale` f32 `[]` and, where rows
-//! hold more than one document, `doc_start` i32 `[B,T]`, and with learned positions `positions` i32 `[B,T]`;
-//! it yields `loss`. A generation graph reads `tokens` i32 `[1,T]` and `position` i32 `[1]`; it yields
+//! hold more than one document, `doc_start` i32 `[B,T]`, and with learned positions `positions` i32 `[B,T]`, and with
+//! experts `present` i32 `[B,T]`; it yields `loss`. A generation graph reads `tokens` i32 `[1,T]` and `position` i32 `[1]`; it yields
 //! `logits` `[1,V]`. A graph that sorts whole texts reads one target per row, `targets` i32 `[B]`, and when it
 //! evaluates it yields `logits` `[B,L]` too.
 //!
@@ -30,6 +30,15 @@ pub(crate) fn targets(g: &mut Graph, batch: usize, seq: usize) -> Value {
 #[track_caller]
 pub(crate) fn doc_start(g: &mut Graph, batch: usize, seq: usize) -> Value {
     g.input("doc_start", [batch, seq], DType::I32)
+}
+
+/// What `present` says of padding; it says 1 of a token.
+pub(crate) const PADDING: i32 = 0;
+
+/// Whether each position holds a token or padding, `(B, T)`. Targets do not tell: prompts have none either.
+#[track_caller]
+pub(crate) fn present(g: &mut Graph, batch: usize, seq: usize) -> Value {
+    g.input("present", [batch, seq], DType::I32)
 }
 
 /// Distance of each of the `tokens (B, T)` from the start of its document, `(B, T)`.

@@ -16,7 +16,7 @@
 //!
 //! | graph | inputs | output |
 //! |---|---|---|
-//! | `training(B, T)` | `tokens` i32 `[B,T]`, `targets` i32 `[B,T]` (shifted; [`IGNORED`] carries no loss), `scale` f32 `[]`, `doc_start` i32 `[B,T]` (BERT, and where `documents` is set), `positions` i32 `[B,T]` (GPT-2 where `documents` is set), `rng` i32 `[4]` (where `dropout` is not 0) | `loss` |
+//! | `training(B, T)` | `tokens` i32 `[B,T]`, `targets` i32 `[B,T]` (shifted; [`IGNORED`] carries no loss), `scale` f32 `[]`, `doc_start` i32 `[B,T]` (BERT, and where `documents` is set), `positions` i32 `[B,T]` (GPT-2 where `documents` is set), `present` i32 `[B,T]` (mixtures of experts; 1 for a token, 0 for padding), `rng` i32 `[4]` (where `dropout` is not 0) | `loss` |
 //! | `training(B, T)` with labels | the same, but `targets` i32 `[B]`: one label per row | `loss` |
 //! | `evaluation(B, T)` | as `training`, without `rng` | `loss`; with labels also `logits` f32 `[B,L]` |
 //! | `generation(T)` | `tokens` i32 `[1,T]`, `position` i32 `[1]` | `logits` f32 `[1,V]` |

@@ -17,7 +17,7 @@
 use plimsoll_graph::{Graph, GraphError, Init, Value, Visible};
 
 use crate::language;
-use crate::mixture::{Mixture, Routers};
+use crate::mixture::{Mixture, Routers, Tokens};
 use crate::rope::{Rope, frequencies};
 
 /// Standard deviation of a weight before the first step.
@@ -74,8 +74,8 @@ impl Llama {
         let mut g = Graph::new();
         let tokens = language::tokens(&mut g, batch, seq); // (B, T)
         let doc_start = self.documents.then(|| language::doc_start(&mut g, batch, seq)); // (B, T)
-        let targets = self.mixture.as_ref().map(|_| language::targets(&mut g, batch, seq)); // (B, T)
-        let (x, head) = self.decode(&mut g, tokens, doc_start, targets)?; // (B, T, C), (V, C)
+        let routed = self.mixture.as_ref().map(|_| Tokens::read(&mut g, batch, seq));
+        let (x, head) = self.decode(&mut g, tokens, doc_start, routed)?; // (B, T, C), (V, C)
         language::loss(&mut g, x, head, None);
         g.finish()
     }
@@ -112,7 +112,7 @@ impl Llama {
         g: &mut Graph,
         tokens: Value,            // (B, T)
         doc_start: Option<Value>, // (B, T)
-        targets: Option<Value>,   // (B, T), of a mixture that is trained or evaluated
+        routed: Option<Tokens>,   // of a mixture that is trained or evaluated
     ) -> Result<(Value, Value), GraphError> {
         let extents = [("vocab", self.vocab), ("width", self.width), ("ffn", self.ffn)];
         language::no_zeros(g, "llama", tokens, &extents)?;
@@ -124,7 +124,7 @@ impl Llama {
         let frequencies = g.constant("rope.frequencies", [head_width / 2], table); // (D/2)
         let visible = Visible { doc_start, window: self.window, ..Visible::CAUSAL };
 
-        let mut routers = Routers::new(self.mixture.as_ref(), self.layers, targets);
+        let mut routers = Routers::new(self.mixture.as_ref(), self.layers, routed);
         let mut x = g.embedding(words, tokens); // (B, T, C)
         for layer in 0..self.layers {
             x = g.block(&format!("model.layers.{layer}"), |g| {

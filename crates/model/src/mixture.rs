@@ -88,7 +88,8 @@ impl RouterLosses {
 pub enum BalanceGroup {
     /// One sequence and one layer, so that the micro-batch does not matter. Tokens without a loss are not counted.
     Sequence,
-    /// All tokens and layers of a micro-batch, as transformers counts: the loss depends on the micro-batch.
+    /// All tokens and layers of a micro-batch, padding left out, as transformers counts with an `attention_mask`: the loss
+    /// depends on the micro-batch.
     MicroBatch,
 }
 
@@ -102,10 +103,25 @@ impl ExpertNames {
     }
 }
 
+/// What is known of the tokens that routers send, in training and evaluation.
+#[derive(Clone, Copy)]
+pub(crate) struct Tokens {
+    /// The words to predict, `(B, T)`.
+    targets: Value,
+    /// 1 for a token and 0 for padding, `(B, T)`.
+    present: Value,
+}
+
+impl Tokens {
+    pub(crate) fn read(g: &mut Graph, batch: usize, seq: usize) -> Tokens {
+        Tokens { targets: language::targets(g, batch, seq), present: language::present(g, batch, seq) }
+    }
+}
+
 /// The losses of all routers of a model while its layers are built.
 pub(crate) struct Routers {
-    /// The words to predict, `(B, T)`; none in generation, where routers have no losses and nobody counts.
-    targets: Option<Value>,
+    /// None in generation, where routers have no losses and nobody counts.
+    tokens: Option<Tokens>,
     /// One over the number of layers with experts: a loss is a mean over them.
     share: f32,
     /// Sums of probabilities and counts of each layer, where all are balanced together.
@@ -114,10 +130,10 @@ pub(crate) struct Routers {
 
 impl Routers {
     /// Of a model with `layers` layers.
-    pub(crate) fn new(mixture: Option<&Mixture>, layers: usize, targets: Option<Value>) -> Routers {
+    pub(crate) fn new(mixture: Option<&Mixture>, layers: usize, tokens: Option<Tokens>) -> Routers {
         let sparse =
             mixture.map_or(0, |mixture| (0..layers).filter(|&layer| mixture.is_sparse(layer)).count());
-        Routers { targets, share: 1.0 / sparse.max(1) as f32, loads: Vec::new() }
+        Routers { tokens, share: 1.0 / sparse.max(1) as f32, loads: Vec::new() }
     }
 }
 
@@ -174,8 +190,8 @@ impl Mixture {
         let sorting = Sorting { experts: self.experts, tile: TILE, capacity };
         let copies = g.sort_by_expert(indices, sorting);
         // Nobody watches the load of experts while words are generated.
-        if routers.targets.is_some() {
-            let counts = g.count_copies(indices, copies); // (2, E)
+        if let Some(Tokens { present, .. }) = routers.tokens {
+            let counts = g.count_copies(indices, copies, present); // (2, E)
             g.tally(&format!("{block}.experts"), counts);
         }
         let y = self.experts(g, x, copies, weights); // (B, T, C)
@@ -190,7 +206,9 @@ impl Mixture {
 
     /// The balance of all layers together.
     pub(crate) fn balance_all(&self, g: &mut Graph, routers: &Routers) {
-        let Some(targets) = routers.targets.filter(|_| !routers.loads.is_empty()) else { return };
+        let Some(Tokens { targets, .. }) = routers.tokens.filter(|_| !routers.loads.is_empty()) else {
+            return;
+        };
         let balance = self.balance();
         let loss = g.balance_loss(&routers.loads, targets, balance); // ()
         g.add_loss("router.balance", loss, self.losses.balance);
@@ -219,25 +237,27 @@ impl Mixture {
 
     /// Counts the tokens by which the biases move. Tokens without a loss are not counted.
     fn count_steered(&self, g: &mut Graph, [p, indices]: [Value; 2], routers: &Routers) {
-        let Some(targets) = routers.targets.filter(|_| self.losses.steering > 0.0) else { return };
-        let [_, counts] = g.expert_load(p, indices, targets, Some(IGNORED)); // (B, E)
+        let Some(Tokens { targets, .. }) = routers.tokens.filter(|_| self.losses.steering > 0.0) else {
+            return;
+        };
+        let [_, counts] = g.expert_load(p, indices, targets, IGNORED); // (B, E)
         g.tally(&self.bias(), counts);
     }
 
     /// The losses of one router, from its probabilities `(B, T, E)`, divisors `(B·T)` and choice `(B, T, k)`.
     fn add_losses(&self, g: &mut Graph, [p, lse, indices]: [Value; 3], routers: &mut Routers) {
-        let Some(targets) = routers.targets else { return }; // (B, T)
+        let Some(Tokens { targets, present }) = routers.tokens else { return }; // (B, T), (B, T)
         let RouterLosses { group, balance, z, .. } = self.losses;
         if balance > 0.0 {
-            let ignored = (group == BalanceGroup::Sequence).then_some(IGNORED);
-            let load = g.expert_load(p, indices, targets, ignored); // (B, E), (B, E)
             match group {
                 BalanceGroup::Sequence => {
-                    let form = self.balance();
-                    let loss = g.balance_loss(&[load], targets, form); // ()
+                    let load = g.expert_load(p, indices, targets, IGNORED); // (B, E), (B, E)
+                    let loss = g.balance_loss(&[load], targets, self.balance()); // ()
                     g.add_loss("router.balance", loss, balance * routers.share);
                 }
-                BalanceGroup::MicroBatch => routers.loads.push(load),
+                BalanceGroup::MicroBatch => {
+                    routers.loads.push(g.expert_load(p, indices, present, language::PADDING)); // (B, E), (B, E)
+                }
             }
         }
         if z > 0.0 {

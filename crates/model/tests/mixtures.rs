@@ -121,6 +121,27 @@ fn noise_on_the_input_of_experts_is_read_and_written_and_is_in_training_graphs_a
 }
 
 #[test]
+fn vectors_before_a_text_are_no_tokens_of_experts() {
+    use plimsoll_graph::Op;
+    use plimsoll_model::Lora;
+    use plimsoll_model::lora::{AdapterKind, VirtualTokens};
+    let mut model = llama("mixtral");
+    model.mixture.as_mut().unwrap().losses.balance = 0.0;
+    let (count, text) = (4, 12);
+    let forward = model.training(2, count + text).unwrap();
+    let vectors = VirtualTokens { count, width: 32, layers: model.layers, heads: model.heads };
+    let adapted = Lora { kind: AdapterKind::Prompt(vectors), ..Lora::default() }.adapt(&forward).unwrap();
+    let counted: Vec<_> =
+        adapted.nodes().iter().filter(|node| matches!(node.op, Op::CountCopies { .. })).collect();
+    assert_eq!(counted.len(), model.layers);
+    for node in counted {
+        let shapes: Vec<Vec<usize>> =
+            node.inputs.iter().map(|&input| adapted.shape(input).to_vec()).collect();
+        assert_eq!(shapes, [vec![2, text, 2], vec![2, text, 2], vec![2, text]]);
+    }
+}
+
+#[test]
 fn adapters_of_all_layers_leave_routers_and_experts_as_they_are() {
     use plimsoll_model::Lora;
     let forward = read("qwen2-moe").architecture.training(2, 16).unwrap();

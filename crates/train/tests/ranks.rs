@@ -69,22 +69,25 @@ fn open(raw: &RawConfig) -> Session {
 struct Trained {
     losses: Vec<f64>,
     norms: Vec<f64>,
+    /// The balance of experts in each step, of a model that has some.
+    balances: Vec<f64>,
     session: Session,
 }
 
 fn train(raw: &RawConfig) -> Trained {
     let mut session = open(raw);
-    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let (mut losses, mut norms, mut balances) = (Vec::new(), Vec::new(), Vec::new());
     let mut listener = |event: &Event<'_>| -> Result<(), TrainError> {
         if let Event::Step(record) = event {
             losses.push(record.loss);
             norms.push(record.grad_norm);
+            balances.extend(record.router_balance);
         }
         Ok(())
     };
     let end = session.train::<TrainError>(&mut [&mut listener]).unwrap();
     session.judge(&end).unwrap();
-    Trained { losses, norms, session }
+    Trained { losses, norms, balances, session }
 }
 
 /// The largest distance between the lasting states of two runs, relative to the largest element of each.
@@ -167,6 +170,12 @@ fn ranks_train_experts_as_one_does_and_count_the_load_of_all() {
     }
     let load = |trained: &Trained| trained.session.trainer().experts().unwrap().unwrap();
     assert_eq!(load(&two), load(&one));
+    assert_eq!((two.balances.len(), one.balances.len()), (2, 2));
+    for (balance, expected) in two.balances.iter().zip(&one.balances) {
+        assert!((balance - expected).abs() <= 1e-5 * expected, "balance {balance} {expected}");
+    }
+    let apart = apart(&two.session, &one.session);
+    assert!(apart <= 1e-5, "weights are {apart} apart");
 }
 
 #[test]

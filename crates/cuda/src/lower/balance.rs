@@ -13,23 +13,23 @@ const LAYERS: usize = 32;
 /// Tokens of one partial sum of squares, as the kernel counts them.
 const SQUARES: usize = 4096;
 
-/// `(p[B,T,E], indices[B,T,k], targets[B,T]) → (P[B,E], c[B,E])`.
-pub(super) fn load(to: &mut Lowering, call: &Call, ignored: Option<i32>) -> Result<(), ExecError> {
+/// `(p[B,T,E], indices[B,T,k], marks[B,T]) → (P[B,E], c[B,E])`.
+pub(super) fn load(to: &mut Lowering, call: &Call, ignored: i32) -> Result<(), ExecError> {
     let (p, chosen) = (call.inputs[0].shape(), call.inputs[1].shape()[2]);
     let (sequences, length, experts) = (p[0], p[1], p[2]);
     let operands = call.inputs.iter().chain(call.outputs).map(Operand::pointer);
-    let sizes = [i32(length), i32(experts), i32(chosen), left_out(ignored)];
+    let sizes = [i32(length), i32(experts), i32(chosen), Arg::I32(ignored)];
     let args = operands.chain(sizes).chain([Arg::Check(Check::Expert { experts })]).collect();
     let grid = [experts.div_ceil(32) as u32, sequences as u32, 1];
     to.launch_grid("expert_load", grid, [32, 16], 0, args);
     Ok(())
 }
 
-/// `(indices[…,k], ranges[E,2]) → c[2,E]`.
-pub(super) fn count(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
-    let (copies, experts) = (call.inputs[0].count(), call.inputs[1].shape()[0]);
+/// `(indices[B,T,k], places[B,T,k], present[B,T]) → c[2,E]`.
+pub(super) fn count(to: &mut Lowering, call: &Call, experts: usize) -> Result<(), ExecError> {
+    let (copies, chosen) = (call.inputs[0].count(), call.inputs[0].shape()[2]);
     let operands = call.inputs.iter().chain(call.outputs).map(Operand::pointer);
-    let args = operands.chain([i64(copies), Arg::Check(Check::Expert { experts })]).collect();
+    let args = operands.chain([i64(copies), i32(chosen), Arg::Check(Check::Expert { experts })]).collect();
     to.launch("count_copies", experts, 256, args);
     Ok(())
 }
@@ -43,12 +43,12 @@ pub(super) fn steer(to: &mut Lowering, call: &Call, rate: f32) -> Result<(), Exe
     Ok(())
 }
 
-/// `(dP[B,E], targets[B,T]) → dp[B,T,E]`.
-pub(super) fn load_grad(to: &mut Lowering, call: &Call, ignored: Option<i32>) -> Result<(), ExecError> {
+/// `(dP[B,E], marks[B,T]) → dp[B,T,E]`.
+pub(super) fn load_grad(to: &mut Lowering, call: &Call, ignored: i32) -> Result<(), ExecError> {
     let (experts, length) = (call.inputs[0].shape()[1], call.inputs[1].shape()[1]);
     let count = call.outputs[0].count();
     let operands = call.inputs.iter().chain(call.outputs).map(Operand::pointer);
-    let args = operands.chain([i64(count), i32(length), i32(experts), left_out(ignored)]).collect();
+    let args = operands.chain([i64(count), i32(length), i32(experts), Arg::I32(ignored)]).collect();
     to.launch("expert_load_grad", blocks(count, 1), 256, args);
     Ok(())
 }
@@ -108,10 +108,6 @@ pub(super) fn z_loss_grad(to: &mut Lowering, call: &Call, ignored: i32) -> Resul
 }
 
 /// Whether a target is left out, and which.
-fn left_out(ignored: Option<i32>) -> Arg {
-    Arg::Struct(vec![Arg::I32(i32::from(ignored.is_some())), Arg::I32(ignored.unwrap_or(0))])
-}
-
 /// Blocks that a loss is computed by, and whether all sequences are one group.
 fn groups(sequences: usize, balance: Balance) -> (usize, Arg) {
     (if balance.whole { 1 } else { sequences }, Arg::I32(i32::from(balance.whole)))

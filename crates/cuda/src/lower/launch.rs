@@ -9,7 +9,7 @@ use super::place::Place;
 
 /// Ids and scores that a kernel checks while it runs. The device keeps one word for each table size and reads it when it next
 /// waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Check {
     /// Ids of rows of a table with this many rows.
     Token {
@@ -22,7 +22,10 @@ pub enum Check {
         words: usize,
     },
     /// Scores of experts, which must be numbers; the id is the expert's.
-    Score,
+    Score {
+        /// The block that the router lies in; empty if that is not known.
+        block: String,
+    },
     /// Indices among this many experts.
     Expert {
         /// Experts of a router.
@@ -31,14 +34,21 @@ pub enum Check {
 }
 
 impl Check {
+    /// The same check without a name: one for all routers.
+    #[must_use]
+    pub fn nameless(self) -> Check {
+        if let Check::Score { .. } = self { Check::Score { block: String::new() } } else { self }
+    }
+
     /// The error for an id outside its range, in the CPU's words.
-    pub fn fault(self, id: i32) -> ExecError {
+    pub fn fault(&self, id: i32) -> ExecError {
         ExecError::Data(match self {
             Check::Token { rows } => format!("token id {id} is outside the vocabulary of {rows}"),
             Check::Target { words } => format!("target {id} is outside the vocabulary of {words}"),
             Check::Expert { experts } => format!("expert {id} is outside the {experts} experts"),
-            Check::Score => {
-                return ExecError::NotFinite(format!("the router's score of expert {id} is not a number"));
+            Check::Score { block } => {
+                let why = format!("the router's score of expert {id} is not a number");
+                return ExecError::NotFinite(why).within(block);
             }
         })
     }
@@ -88,7 +98,7 @@ impl Arg {
         match self {
             Arg::Pointer(place) => to.extend(address(*place).to_ne_bytes()),
             Arg::Null => to.extend(0u64.to_ne_bytes()),
-            Arg::Check(which) => to.extend(check(*which).to_ne_bytes()),
+            Arg::Check(which) => to.extend(check(which.clone()).to_ne_bytes()),
             Arg::U32(number) => to.extend(number.to_ne_bytes()),
             Arg::I32(number) => to.extend(number.to_ne_bytes()),
             Arg::U64(number) => to.extend(number.to_ne_bytes()),

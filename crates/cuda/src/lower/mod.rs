@@ -172,7 +172,7 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::GroupedLinearGradInput => grouped::linear_grad_input(to, call),
         Op::GroupedLinearGradWeight => grouped::linear_grad_weight(to, call),
         Op::ExpertLoad { ignored } => balance::load(to, call, *ignored),
-        Op::CountCopies => balance::count(to, call),
+        Op::CountCopies { experts } => balance::count(to, call, *experts),
         Op::Steer { rate } => balance::steer(to, call, *rate),
         Op::ExpertLoadGrad { ignored } => balance::load_grad(to, call, *ignored),
         Op::BalanceLoss(balance) => balance::loss(to, call, *balance),

@@ -35,7 +35,7 @@ pub(super) fn softmax_lse_grad(
 pub(super) fn top_k(to: &mut Lowering, call: &Call, k: usize, steered: bool) -> Result<(), ExecError> {
     let scores = &call.inputs[0];
     let operands = call.inputs.iter().chain(call.outputs).map(Operand::pointer);
-    let form = [i64(scores.shape().columns()), i32(k), Arg::Check(Check::Score)];
+    let form = [i64(scores.shape().columns()), i32(k), Arg::Check(Check::Score { block: String::new() })];
     let kernel = if steered { "steered_top_k" } else { "top_k" };
     to.launch(kernel, scores.shape().rows(), 32, operands.chain(form).collect());
     Ok(())

@@ -6,7 +6,7 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::{Graph, Type};
 use plimsoll_plan::{Action, BufferId, Schedule};
 
-use super::{Library, Limits, Operand, Place, PlacedOp, StreamStep, check, lower};
+use super::{Arg, Check, Library, Limits, Operand, Place, PlacedOp, StreamStep, check, lower};
 
 /// The steps of a schedule in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -84,10 +84,44 @@ fn steps_of(
         outputs: &outputs,
         scratch: workspace.map_or(Place(0), place),
     };
-    let steps = lower(&work, library, limits)?;
+    let mut steps = lower(&work, library, limits)?;
+    name_routers(&mut steps, &graph.block_name(node.block));
     let room = workspace.map_or(0, |id| schedule.buffer(id).bytes);
     match check(&work, room, &steps, library) {
         Ok(()) => Ok(steps),
         Err(why) => Err(ExecError::Mismatch(format!("`{}` was lowered wrongly: {why}", node.op.name()))),
+    }
+}
+
+/// Lets checks of scores report to a word of the block that their router lies in.
+fn name_routers(steps: &mut [StreamStep], of: &str) {
+    for step in steps {
+        let StreamStep::Launch(launch) = step else { continue };
+        for arg in &mut launch.args {
+            if let Arg::Check(Check::Score { block }) = arg {
+                of.clone_into(block);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::Launch;
+
+    #[test]
+    fn a_router_reports_to_a_word_of_its_block() {
+        let checks = [Check::Score { block: String::new() }, Check::Expert { experts: 2 }];
+        let args = checks.iter().cloned().map(Arg::Check).collect();
+        let launch = Launch { kernel: "top_k".into(), grid: [1; 3], block: [32, 1], shared: 0, args };
+        let mut steps = [StreamStep::Launch(launch)];
+        name_routers(&mut steps, "model.layers.4");
+        let StreamStep::Launch(Launch { args, .. }) = &steps[0] else { unreachable!("a launch stays one") };
+        let named = Check::Score { block: "model.layers.4".into() };
+        assert_eq!(args, &[Arg::Check(named.clone()), Arg::Check(checks[1].clone())]);
+        let told = "the router's score of expert 3 is not a number";
+        assert_eq!(named.fault(3), ExecError::NotFinite(format!("{told}, in `model.layers.4`")));
+        assert_eq!(named.nameless().fault(3), ExecError::NotFinite(told.into()));
     }
 }

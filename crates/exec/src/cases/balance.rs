@@ -13,6 +13,11 @@ pub(super) fn all() -> Vec<Case> {
 /// `(sequences, tokens, experts, chosen)`.
 const SIZES: [[usize; 4]; 4] = [[1, 1, 1, 1], [2, 7, 5, 2], [3, 40, 8, 1], [2, 130, 67, 8]];
 
+/// What says whether each token is one; about half of them are padding.
+pub(super) fn present(rows: usize, length: usize) -> Input {
+    integers([rows, length], Fill::Below(2))
+}
+
 fn targets(rows: usize, length: usize) -> Input {
     integers([rows, length], Fill::Targets { words: 9, ignore_index: IGNORE })
 }
@@ -20,12 +25,12 @@ fn targets(rows: usize, length: usize) -> Input {
 fn loads() -> Vec<Case> {
     let mut cases = Vec::new();
     for [rows, length, experts, chosen] in SIZES {
-        for ignored in [None, Some(IGNORE)] {
+        for (ignored, marks) in [(IGNORE, targets(rows, length)), (0, present(rows, length))] {
             let p = floats([rows, length, experts], Fill::Squares(0.4));
             let indices = integers([rows, length, chosen], Fill::Distinct(experts));
-            let inputs = vec![p, indices, targets(rows, length)];
+            let inputs = vec![p, indices, marks.clone()];
             cases.push(case(Op::ExpertLoad { ignored }, inputs, SUMMED));
-            let inputs = vec![normal([rows, experts]), targets(rows, length)];
+            let inputs = vec![normal([rows, experts]), marks];
             cases.push(case(Op::ExpertLoadGrad { ignored }, inputs, EXACT));
         }
     }
@@ -82,11 +87,11 @@ fn biases() -> Vec<Case> {
 pub(super) fn golden() -> Vec<(&'static str, Op)> {
     let balance = |whole| Balance { chosen: 2, whole, ignore_index: IGNORE };
     vec![
-        ("expert_load.all", Op::ExpertLoad { ignored: None }),
-        ("expert_load.valid", Op::ExpertLoad { ignored: Some(IGNORE) }),
-        ("count_copies.capacity", Op::CountCopies),
+        ("expert_load.present", Op::ExpertLoad { ignored: 0 }),
+        ("expert_load.valid", Op::ExpertLoad { ignored: IGNORE }),
+        ("count_copies.capacity", Op::CountCopies { experts: 4 }),
         ("steer.counts", Op::Steer { rate: 0.125 }),
-        ("expert_load_grad.valid", Op::ExpertLoadGrad { ignored: Some(IGNORE) }),
+        ("expert_load_grad.valid", Op::ExpertLoadGrad { ignored: IGNORE }),
         ("balance_loss.sequences", Op::BalanceLoss(balance(false))),
         ("balance_loss.whole", Op::BalanceLoss(balance(true))),
         ("balance_loss_grad.sequences", Op::BalanceLossGrad(balance(false))),

@@ -3,6 +3,7 @@
 use plimsoll_graph::op::Sorting;
 use plimsoll_graph::{Op, Shape, infer};
 
+use super::balance::present;
 use super::building::{EXACT, ROUNDED, SUMMED, both_ways, case, floats, integers, named, normal};
 use super::{Case, Fill, Input};
 
@@ -72,7 +73,6 @@ fn of_routing(routing: &Routing) -> Vec<Case> {
     let gradient = case(Op::GroupedLinearGradWeight, vec![x.clone(), dh.clone(), ranges.clone()], SUMMED);
     let mut cases = vec![
         case(Op::SortByExpert(sorting), vec![integers(indices, fill.clone())], EXACT),
-        case(Op::CountCopies, vec![integers(indices, fill), ranges.clone()], EXACT),
         case(Op::Dispatch, vec![tokens.clone(), slots.clone(), places.clone()], EXACT),
         case(Op::Combine { weighted: false }, vec![h.clone(), slots.clone(), places.clone()], ROUNDED),
         case(
@@ -81,11 +81,16 @@ fn of_routing(routing: &Routing) -> Vec<Case> {
             ROUNDED,
         ),
         case(Op::CombineGradRows, vec![tokens.clone(), slots, places.clone(), weights], ROUNDED),
-        case(Op::CombineGradWeights, vec![h, tokens, places], SUMMED),
+        case(Op::CombineGradWeights, vec![h, tokens, places.clone()], SUMMED),
         case(Op::GroupedLinear, vec![x, w.clone(), ranges.clone()], SUMMED),
         case(Op::GroupedLinearGradInput, vec![w, dh, ranges], SUMMED),
     ];
     cases.extend(both_ways(gradient));
+    // Padding is counted by sequence.
+    if let [rows, length, _] = indices[..] {
+        let inputs = vec![integers(indices, fill), places, present(rows, length)];
+        cases.push(case(Op::CountCopies { experts }, inputs, EXACT));
+    }
     cases.into_iter().map(|case| routing.named(case)).collect()
 }
 

@@ -14,7 +14,7 @@ use crate::ExecError;
 pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
     match call.op {
         Op::ExpertLoad { ignored } => return Some(load(call, *ignored)),
-        Op::CountCopies => return Some(count(call)),
+        Op::CountCopies { experts } => return Some(count(call, *experts)),
         Op::Steer { rate } => steer(call, *rate),
         Op::ExpertLoadGrad { ignored } => load_grad(call, *ignored),
         Op::BalanceLoss(balance) => loss(call, *balance),
@@ -26,9 +26,9 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
     Some(Ok(()))
 }
 
-/// `(p[B,T,E], indices[B,T,k], targets[B,T]) → (P[B,E], c[B,E])`.
-fn load(call: &Call, ignored: Option<i32>) -> Result<(), ExecError> {
-    let (p, indices, targets) = (call.input(0), call.integers(1), call.integers(2));
+/// `(p[B,T,E], indices[B,T,k], marks[B,T]) → (P[B,E], c[B,E])`.
+fn load(call: &Call, ignored: i32) -> Result<(), ExecError> {
+    let (p, indices, marks) = (call.input(0), call.integers(1), call.integers(2));
     let shape = call.inputs[0].ty.shape;
     let (rows, length, experts, chosen) = (shape[0], shape[1], shape[2], call.inputs[1].ty.shape[2]);
     let known = |index: i32| usize::try_from(index).is_ok_and(|index| index < experts);
@@ -39,7 +39,7 @@ fn load(call: &Call, ignored: Option<i32>) -> Result<(), ExecError> {
         sums.fill(0.0);
         counts.fill(0.0);
         let tokens = range.start * length..range.end * length;
-        for token in tokens.filter(|&token| Some(targets[token]) != ignored) {
+        for token in tokens.filter(|&token| marks[token] != ignored) {
             for (sum, p) in sums.iter_mut().zip(&p[token * experts..(token + 1) * experts]) {
                 *sum += p;
             }
@@ -51,17 +51,20 @@ fn load(call: &Call, ignored: Option<i32>) -> Result<(), ExecError> {
     Ok(())
 }
 
-/// `(indices[…,k], ranges[E,2]) → c[2,E]`.
-fn count(call: &Call) -> Result<(), ExecError> {
-    let (indices, ranges) = (call.integers(0), call.integers(1));
-    let (sent, placed) = call.output(0).split_at_mut(ranges.len() / 2);
-    sent.fill(0.0);
-    for &index in indices {
-        let known = usize::try_from(index).ok().and_then(|index| sent.get_mut(index));
-        *known.ok_or_else(|| outside(index, ranges.len() / 2))? += 1.0;
-    }
-    for (placed, range) in placed.iter_mut().zip(ranges.chunks_exact(2)) {
-        *placed = range[1] as f32;
+/// `(indices[B,T,k], places[B,T,k], present[B,T]) → c[2,E]`.
+fn count(call: &Call, experts: usize) -> Result<(), ExecError> {
+    let (indices, places, present) = (call.integers(0), call.integers(1), call.integers(2));
+    let chosen = call.inputs[0].ty.shape[2];
+    call.output(0).fill(0.0);
+    let (sent, placed) = call.output(0).split_at_mut(experts);
+    let copies = indices.chunks_exact(chosen).zip(places.chunks_exact(chosen)).zip(present);
+    for ((indices, places), &present) in copies {
+        for (&index, &place) in indices.iter().zip(places) {
+            let known = usize::try_from(index).ok().filter(|&expert| expert < experts);
+            let expert = known.ok_or_else(|| outside(index, experts))?;
+            sent[expert] += f32::from(present != 0);
+            placed[expert] += f32::from(present != 0 && place >= 0);
+        }
     }
     Ok(())
 }
@@ -84,13 +87,13 @@ fn outside(index: i32, experts: usize) -> ExecError {
     ExecError::Data(format!("expert {index} is outside the {experts} experts"))
 }
 
-/// `(dP[B,E], targets[B,T]) → dp[B,T,E]`.
-fn load_grad(call: &Call, ignored: Option<i32>) {
-    let (dsums, targets) = (call.input(0), call.integers(1));
+/// `(dP[B,E], marks[B,T]) → dp[B,T,E]`.
+fn load_grad(call: &Call, ignored: i32) {
+    let (dsums, marks) = (call.input(0), call.integers(1));
     let (experts, length) = (call.inputs[0].ty.shape[1], call.inputs[1].ty.shape[1]);
-    split::rows(targets.len(), PIECE.div_ceil(experts), [call.output(0)], |range, [dp]| {
+    split::rows(marks.len(), PIECE.div_ceil(experts), [call.output(0)], |range, [dp]| {
         for (token, dp) in range.zip(dp.chunks_exact_mut(experts)) {
-            if Some(targets[token]) == ignored {
+            if marks[token] == ignored {
                 dp.fill(0.0);
             } else {
                 dp.copy_from_slice(&dsums[token / length * experts..][..experts]);

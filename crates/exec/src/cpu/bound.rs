@@ -17,8 +17,14 @@ use crate::ranks::{Communicator, ExchangeKind, ExchangeOperands};
 /// An action with its operands bound to addresses.
 #[derive(Debug)]
 pub(super) enum Bound {
-    /// A kernel call.
-    Call { op: Op, inputs: Vec<CpuOperand>, outputs: Vec<CpuOperand>, workspace: ScratchMemory },
+    /// A kernel call, and the block that its node lies in.
+    Call {
+        op: Op,
+        inputs: Vec<CpuOperand>,
+        outputs: Vec<CpuOperand>,
+        workspace: ScratchMemory,
+        block: String,
+    },
     /// The copy of this rank's shard of the first operand to the second.
     OwnShard { whole: CpuOperand, shard: CpuOperand },
     /// The beginning of an exchange between ranks.
@@ -105,10 +111,11 @@ impl Lanes<'_> {
 /// Runs one action.
 pub(super) fn act(action: &Bound, lanes: &mut Lanes) -> Result<(), ExecError> {
     match action {
-        Bound::Call { op, inputs, outputs, workspace } => {
+        Bound::Call { op, inputs, outputs, workspace, block } => {
             // SAFETY: the operands lie in the arena of the device that runs the schedule; the engine runs only
             // schedules that `replay` has passed, which proves the rest of the contract.
-            unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
+            let ran = unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) };
+            ran.map_err(|error| error.within(block))
         }
         Bound::OwnShard { whole, shard } => {
             let rank = lanes.ranks()?.rank();
@@ -183,6 +190,7 @@ pub(super) fn bind(
                 inputs,
                 outputs,
                 workspace: workspace.map_or(Ok(ScratchMemory::NONE), place)?,
+                block: graph.block_name(node.block),
             })
         }
         Action::Await { node } => Ok(Bound::Await { node: *node }),

@@ -75,8 +75,13 @@ mod tests {
             accumulate: false,
         };
         let workspace = ScratchMemory::NONE;
-        let action =
-            Bound::Call { op: Op::Silu, inputs: vec![operand(0)], outputs: vec![operand(128)], workspace };
+        let action = Bound::Call {
+            op: Op::Silu,
+            inputs: vec![operand(0)],
+            outputs: vec![operand(128)],
+            workspace,
+            block: String::new(),
+        };
         let (ranks, disk, next) = (None, None, None);
         let (mut exchanges, mut tickets, mut ahead) = ([], [], Vec::new());
         let lanes = Lanes {

@@ -13,7 +13,7 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError
     let rest = |first: usize, step: usize| operands.arrays[first..].iter().step_by(step).collect::<Vec<_>>();
     Ok(match op {
         Op::ExpertLoad { ignored } => load(x(0), integers(1), integers(2), *ignored)?.into(),
-        Op::CountCopies => vec![count(integers(0), integers(1))?],
+        Op::CountCopies { experts } => vec![count(*experts, integers(0), integers(1), integers(2))?],
         Op::Steer { rate } => {
             vec![steered(*rate, x(0), operands.scalar(1), &Array::of(&operands.outputs[0]))]
         }
@@ -27,31 +27,30 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError
             vec![gradient(*balance, x(0).only() * x(1).only(), x(2), &rest(3, 1))]
         }
         Op::RouterZLoss { ignore_index } => {
-            let squares = counted(x(1), Some(*ignore_index)).zip(&x(2).data);
+            let squares = counted(x(1), *ignore_index).zip(&x(2).data);
             vec![Array::scalar(x(0).only() * squares.map(|(valid, z)| valid * z * z).sum::<f64>())]
         }
         Op::RouterZLossGrad { ignore_index } => {
             let factor = 2.0 * x(0).only() * x(1).only();
-            let data = counted(x(2), Some(*ignore_index)).zip(&x(3).data);
+            let data = counted(x(2), *ignore_index).zip(&x(3).data);
             vec![Array { shape: x(3).shape, data: data.map(|(valid, z)| factor * valid * z).collect() }]
         }
         other => unreachable!("`{}` is of another family", other.name()),
     })
 }
 
-/// 1 for each target that is not `ignored`, else 0.
-fn counted(targets: &Array, ignored: Option<i32>) -> impl Iterator<Item = f64> {
-    let is_ignored =
-        move |target: f64| ignored.is_some_and(|ignored| (target - f64::from(ignored)).abs() < 0.5);
-    targets.data.iter().map(move |&target| if is_ignored(target) { 0.0 } else { 1.0 })
+/// 1 for each mark that is not `ignored`, else 0.
+fn counted(marks: &Array, ignored: i32) -> impl Iterator<Item = f64> {
+    let is_ignored = move |mark: f64| (mark - f64::from(ignored)).abs() < 0.5;
+    marks.data.iter().map(move |&mark| if is_ignored(mark) { 0.0 } else { 1.0 })
 }
 
 /// `(P, c)`.
-fn load(p: &Array, indices: &[i32], targets: &[i32], ignored: Option<i32>) -> Result<[Array; 2], ExecError> {
+fn load(p: &Array, indices: &[i32], marks: &[i32], ignored: i32) -> Result<[Array; 2], ExecError> {
     let (rows, length, experts) = (p.shape[0], p.shape[1], p.shape[2]);
-    let chosen = indices.len() / targets.len().max(1);
+    let chosen = indices.len() / marks.len().max(1);
     let [mut sums, mut counts] = [(); 2].map(|()| Array::zeros([rows, experts]));
-    for token in (0..targets.len()).filter(|&token| Some(targets[token]) != ignored) {
+    for token in (0..marks.len()).filter(|&token| marks[token] != ignored) {
         let row = token / length;
         add_scaled(sums.row_mut(&[row]), 1.0, p.row(&[row, token % length]));
         for &index in &indices[token * chosen..(token + 1) * chosen] {
@@ -67,15 +66,15 @@ fn expert(index: i32, experts: usize) -> Result<usize, ExecError> {
     known.ok_or_else(|| ExecError::Data(format!("expert {index} is outside the {experts} experts")))
 }
 
-/// Copies that are sent to each expert, and those that have a row.
-fn count(indices: &[i32], ranges: &[i32]) -> Result<Array, ExecError> {
-    let experts = ranges.len() / 2;
+/// Copies of present tokens that are sent to each expert, and those that have a row.
+fn count(experts: usize, indices: &[i32], places: &[i32], present: &[i32]) -> Result<Array, ExecError> {
+    let chosen = indices.len() / present.len().max(1);
     let mut counts = Array::zeros([2, experts]);
-    for &index in indices {
-        counts.add_at(&[0, expert(index, experts)?], 1.0);
-    }
-    for (expert, range) in ranges.chunks_exact(2).enumerate() {
-        counts.add_at(&[1, expert], f64::from(range[1]));
+    for (copy, (&index, &place)) in indices.iter().zip(places).enumerate() {
+        let here = if present[copy / chosen] == 0 { 0.0 } else { 1.0 };
+        let expert = expert(index, experts)?;
+        counts.add_at(&[0, expert], here);
+        counts.add_at(&[1, expert], if place < 0 { 0.0 } else { here });
     }
     Ok(counts)
 }
@@ -95,9 +94,9 @@ fn steered(rate: f32, counts: &Array, scale: f64, before: &Array) -> Array {
     })
 }
 
-fn load_grad(dp: &Array, targets: &Array, ignored: Option<i32>) -> Array {
-    let (rows, length, experts) = (dp.shape[0], targets.shape[1], dp.shape[1]);
-    let valid: Vec<f64> = counted(targets, ignored).collect();
+fn load_grad(dp: &Array, marks: &Array, ignored: i32) -> Array {
+    let (rows, length, experts) = (dp.shape[0], marks.shape[1], dp.shape[1]);
+    let valid: Vec<f64> = counted(marks, ignored).collect();
     Array::build([rows, length, experts], |at| valid[at[0] * length + at[1]] * dp.at(&[at[0], at[2]]))
 }
 
@@ -113,7 +112,7 @@ fn gradient(balance: Balance, factor: f64, targets: &Array, counts: &[&Array]) -
         let total: Vec<f64> =
             (0..shape[1]).map(|expert| (0..shape[0]).map(|row| sums.at(&[row, expert])).sum()).collect();
         let tokens = total.iter().sum::<f64>() / balance.chosen as f64;
-        let valid: f64 = counted(targets, Some(balance.ignore_index)).sum();
+        let valid: f64 = counted(targets, balance.ignore_index).sum();
         let each = |at: &[usize]| factor * valid * experts * total[at[1]] / (tokens * tokens);
         return Array::build(shape, |at| if tokens > 0.0 { each(at) } else { 0.0 });
     }

@@ -2,13 +2,13 @@
 //! al. 2022).
 //!
 //! ```text
-//! P, c = expert_load(p, indices, targets)        sums of probabilities and counts of tokens, for each sequence and expert
+//! P, c = expert_load(p, indices, marks)          sums of probabilities and counts of tokens, for each sequence and expert
 //! balance_loss(scale, targets, P, c, …)          E·Σₑ (c/n)·(P/n), 1·k when all experts have the same share
 //! ```
 //!
 //! A group is one sequence: its loss is weighted by its tokens, so that neither the micro-batch nor the order of rows
 //! changes the sum. Tokens whose target carries no loss are not counted. The other form combines all sequences, tokens
-//! and layers of a micro-batch, as transformers does. A third way has no loss: biases steer the choice, and every step
+//! and layers of a micro-batch, padding left out, as transformers does. A third way has no loss: biases steer the choice, and every step
 //! moves them by the counts of all its tokens (Wang et al. 2024). Everything is f32 under every precision.
 
 use super::{Cotangents, equal, integers, no_derivative, no_types, operands};
@@ -19,24 +19,20 @@ use crate::{DType, GraphError, Op, Shape, SortedCopies, Type, Value};
 
 impl Graph {
     /// `[P, c]`: for each sequence and expert the sum of probabilities `p[B,T,E]` and the number of tokens that
-    /// `indices[B,T,k]` send there. Tokens whose target is `ignored`, if given, are left out.
+    /// `indices[B,T,k]` send there. Tokens whose mark in `marks[B,T]` is `ignored` are left out.
     #[track_caller]
-    pub fn expert_load(
-        &mut self,
-        p: Value,
-        indices: Value,
-        targets: Value,
-        ignored: Option<i32>,
-    ) -> [Value; 2] {
-        let node = self.apply_all(Op::ExpertLoad { ignored }, &[p, indices, targets]);
+    pub fn expert_load(&mut self, p: Value, indices: Value, marks: Value, ignored: i32) -> [Value; 2] {
+        let node = self.apply_all(Op::ExpertLoad { ignored }, &[p, indices, marks]);
         let outputs = &self.node(node).outputs;
         [outputs[0], outputs[1]]
     }
 
-    /// Of each expert the copies that `indices[…,k]` send there and those that have a row: `[2,E]`.
+    /// Of each expert the copies that `indices[B,T,k]` send there and those that have a row: `[2,E]`. Tokens that are 0 in
+    /// `present[B,T]` are not counted.
     #[track_caller]
-    pub fn count_copies(&mut self, indices: Value, copies: SortedCopies) -> Value {
-        self.apply(Op::CountCopies, &[indices, copies.ranges])
+    pub fn count_copies(&mut self, indices: Value, copies: SortedCopies, present: Value) -> Value {
+        let experts = self.shape(copies.ranges)[0];
+        self.apply(Op::CountCopies { experts }, &[indices, copies.places, present])
     }
 
     /// The biases of a router's choice, `[E]`: state that begins at 0, that every step moves by `rate` towards an even
@@ -71,22 +67,25 @@ impl Graph {
 pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     match op {
         Op::ExpertLoad { .. } => {
-            let [p, indices, targets] = operands(inputs)?;
+            let [p, indices, marks] = operands(inputs)?;
             let [rows, length, experts] = sequences(p)?;
             integers(indices, "indices")?;
             if indices.shape.len() != 3 || indices.shape[..2] != [rows, length] {
                 return Err(format!("indices {indices} have no row for each token of {p}"));
             }
-            equal(targets, Type::i32([rows, length]), "targets")?;
+            equal(marks, Type::i32([rows, length]), "marks")?;
             Ok(vec![Type::f32([rows, experts]); 2])
         }
-        Op::CountCopies => {
-            let [indices, ranges] = operands(inputs)?;
+        Op::CountCopies { experts } => {
+            let [indices, places, present] = operands(inputs)?;
             integers(indices, "indices")?;
-            integers(ranges, "ranges")?;
-            match ranges.shape[..] {
-                [experts, 2] => Ok(vec![Type::f32([2, experts])]),
-                _ => Err(format!("ranges {ranges} are not those of experts")),
+            equal(places, indices, "places")?;
+            integers(present, "present")?;
+            match indices.shape[..] {
+                [rows, length, _] if present.shape[..] == [rows, length] => {
+                    Ok(vec![Type::f32([2, *experts])])
+                }
+                _ => Err(format!("{present} does not say of each token of {indices} whether it is one")),
             }
         }
         Op::Steer { rate } => {
@@ -99,12 +98,12 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             Ok(vec![Type::f32([counts.shape.columns()])])
         }
         Op::ExpertLoadGrad { .. } => {
-            let [load, targets] = operands(inputs)?;
+            let [load, marks] = operands(inputs)?;
             let [rows, experts] = group(load)?;
-            integers(targets, "targets")?;
-            match targets.shape[..] {
+            integers(marks, "marks")?;
+            match marks.shape[..] {
                 [count, length] if count == rows => Ok(vec![Type::f32([rows, length, experts])]),
-                _ => Err(format!("targets {targets} have no row for each of {load}")),
+                _ => Err(format!("marks {marks} have no row for each of {load}")),
             }
         }
         Op::BalanceLoss(_) => {

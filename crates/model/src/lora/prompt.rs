@@ -40,7 +40,7 @@ pub(super) fn adapt(forward: &Graph, vectors: VirtualTokens) -> Result<Graph, Gr
         other => other,
     };
     let input = |name: &str, shape: Shape| match name {
-        "tokens" | "targets" => shape.with(1, pass.tokens),
+        "tokens" | "targets" | "present" => shape.with(1, pass.tokens),
         _ => shape,
     };
     forward.rewrite_with_inputs(input, kind, |g, node, moved| pass.make(g, forward.node(node), moved))
@@ -91,6 +91,12 @@ impl Pass<'_> {
                 vec![g.embedding(text, at(1))] // (1, C)
             }
             Op::Reshape { .. } if name(0) == "targets" => vec![g.reshape(at(0), [self.rows * self.tokens])],
+            // The vectors are no tokens.
+            Op::CountCopies { .. } => {
+                let [indices, places] =
+                    [0, 1].map(|input| g.slice(at(input), 1, self.vectors.count, self.tokens)); // (B, T, k)
+                vec![g.apply(node.op.clone(), &[indices, places, at(2)])]
+            }
             Op::HeadLoss(head) => {
                 let rows = self.of_text(g, at(0)); // (B·T, C)
                 let inputs: Vec<Value> = (0..node.inputs.len()).map(at).collect();

@@ -12,7 +12,7 @@ use super::names::{PLAN, PREFIX, STATE};
 use super::other_folder::other_folder;
 use crate::files::{Checksum, FileError, hex, read_any_text, read_bytes, stays_inside, write_text};
 use crate::run::Run;
-use crate::settings::{changeable, differ};
+use crate::settings::{changeable, differ, value_of};
 
 /// Checkpoints of this form are read.
 const FORMAT: u32 = 1;
@@ -308,9 +308,9 @@ impl Checkpoint {
     /// Refuses to resume a run if a fact differs from the saved run.
     pub(super) fn check_facts(&self, facts: &BTreeMap<String, String>) -> Result<(), FileError> {
         for name in facts.keys().chain(self.state.facts.keys()) {
-            let [now, then] = [facts, &self.state.facts].map(|of| of.get(name));
+            let [now, then] = [facts, &self.state.facts].map(|of| value_of(of, name));
             if differ(name, then, now) {
-                let [now, then] = [now, then].map(|value| value.map_or("none", String::as_str));
+                let [now, then] = [now, then].map(|value| value.unwrap_or("none"));
                 let why = format!(
                     "is a checkpoint of another run: its {name} is {then}, here it is {now}; \
                      resume with the same settings, or give another --output-dir"

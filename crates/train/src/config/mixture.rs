@@ -2,12 +2,31 @@
 
 use plimsoll_model::{Architecture, BalanceGroup, Mixture, RouterLosses};
 
+use super::Config;
 use super::bounds::{mistake, shortest};
 use crate::error::TrainError;
 use crate::settings::RawConfig;
 
 /// How far a step moves a bias, as DeepSeek-V3 was trained.
 const BIAS_RATE: f64 = 0.001;
+
+/// What is said of biases that steer experts.
+const UNSAVED_BIASES: &str = "biases that steer experts are in checkpoints and not in the saved model: `generate` and transformers \
+                              choose experts without them";
+/// What is said of a capacity of experts.
+const UNSAVED_CAPACITY: &str = "the capacity of experts is not in the saved model's config.json: `generate` and transformers leave out \
+                                no token, and a run that trains the model further must state the capacity again";
+
+impl Config {
+    /// Sentences on what this run trains experts with and the model that it saves does not have.
+    pub(crate) fn unsaved(&self) -> Vec<&'static str> {
+        let Architecture::Llama(model) = &self.model.architecture else { return Vec::new() };
+        let mixture = model.mixture.as_ref().filter(|_| self.output.is_some());
+        let biases = mixture.filter(|mixture| mixture.losses.steering > 0.0).map(|_| UNSAVED_BIASES);
+        let capacity = mixture.and_then(|mixture| mixture.capacity).map(|_| UNSAVED_CAPACITY);
+        biases.into_iter().chain(capacity).collect()
+    }
+}
 
 /// The model with the experts that the settings ask for.
 ///

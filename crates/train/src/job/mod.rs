@@ -147,6 +147,7 @@ impl<'w> Job<'w> {
         let data = data.map_err(|error| with_least_budget(error, &config, environment))?;
         watch.hear(Stage::Working);
         notes.extend(config.configuration.notes.iter().cloned().map(Note::Model));
+        notes.extend(config.unsaved().into_iter().map(|note| Note::Model(note.to_owned())));
         let skipped = data.skipped.clone();
         notes.extend(skipped.map(|(count, first)| Note::SkippedSamples { count, first }));
         if data.untaught > 0 {

@@ -56,6 +56,8 @@ pub struct Run {
     kinds: BTreeMap<String, (StateKind, Option<Type>)>,
     /// Inputs that hold targets, each with the id that carries no loss.
     targets: Vec<(String, i32)>,
+    /// Ones for every position of a micro-batch, where a caller's batch does not say what is padding.
+    all_present: Vec<i32>,
     /// The losses that the graph adds to its own.
     added: Vec<AddedSum>,
     /// Losses of the micro-batches of the step that was begun last.
@@ -147,6 +149,7 @@ impl Run {
             seed,
             kinds: kinds.collect(),
             targets,
+            all_present: Vec::new(),
             added,
             losses: Vec::with_capacity(accumulation),
             losses_guard_themselves,
@@ -169,6 +172,9 @@ impl Run {
         next: Option<Role>,
     ) -> Result<(), TrainError> {
         let OwnInputs { clip, lr, scale, step, rng, probe, probe_size } = own;
+        let given = |name: &str| inputs.iter().any(|(known, _)| *known == name);
+        let present = self.engine.input(role, PRESENT).filter(|_| !given(PRESENT));
+        self.all_present.resize(present.map_or(self.all_present.len(), |ty| ty.shape.elements()), 1);
         let own = [
             (Program::CLIP, Data::F32(clip)),
             (SCALE, Data::F32(scale)),
@@ -179,10 +185,10 @@ impl Run {
             (PROBE, Data::I32(probe)),
             (PROBE_SIZE, Data::F32(probe_size)),
             (PROBES, Data::I32(probe)),
+            (PRESENT, Data::I32(&self.all_present)),
         ];
         let mut all = [("", Data::F32(&[])); MAX_INPUTS];
         let mut count = 0;
-        let given = |name: &str| inputs.iter().any(|(known, _)| *known == name);
         let read = own.into_iter().filter(|(name, _)| self.engine.reads(role, name) && !given(name));
         for input in read.chain(inputs.iter().copied()) {
             *all.get_mut(count).ok_or_else(|| {
@@ -475,4 +481,7 @@ pub(crate) struct OwnInputs {
 const SCALE: &str = "scale";
 
 /// Inputs of a graph, the run's own included, that a pass takes without allocating.
-const MAX_INPUTS: usize = 19;
+const MAX_INPUTS: usize = 20;
+
+/// The input that tells tokens from padding.
+const PRESENT: &str = "present";

@@ -119,7 +119,8 @@ impl Step<'_> {
     /// Runs forward and backward of one micro-batch; returns its share of the loss, without the losses that the graph
     /// adds.
     ///
-    /// `inputs` are the graph's inputs by name. The run supplies `scale` and `rng` itself, unless they are given.
+    /// `inputs` are the graph's inputs by name. The run supplies `scale` and `rng` itself, unless they are given, and takes
+    /// every position for a token where a mixture is not given `present`.
     ///
     /// # Errors
     ///

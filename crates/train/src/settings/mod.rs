@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use elsewhere::no_such_flag;
 pub use file::Flag;
 pub use nearest::nearest;
-pub(crate) use resumed::{changeable, differ, remembered};
+pub(crate) use resumed::{changeable, differ, remembered, value_of};
 
 /// Kinds of values that a setting can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

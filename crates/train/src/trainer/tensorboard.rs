@@ -244,25 +244,31 @@ mod tests {
         std::iter::from_fn(|| event(next(&mut file).unwrap())).collect()
     }
 
-    /// Steps at which an event file has a value of `train/loss`, and the values.
-    fn losses(path: &Path) -> Vec<(u64, f32)> {
+    /// Steps, tags and numbers of an event file.
+    fn values(path: &Path) -> Vec<(u64, String, f32)> {
         fn bytes((_, field): (u64, Field<'_>)) -> Option<Vec<u8>> {
             if let Field::Bytes(bytes) = field { Some(bytes.to_vec()) } else { None }
         }
-        let mut losses = Vec::new();
+        let mut values = Vec::new();
         for event in events(path) {
             for summary in fields(&event).filter(|(number, _)| *number == 5).filter_map(bytes) {
                 for value in fields(&summary).filter_map(bytes) {
                     let mut parts = fields(&value);
-                    if let (Some((1, Field::Bytes(b"train/loss"))), Some((2, Field::Float(loss)))) =
+                    if let (Some((1, Field::Bytes(tag))), Some((2, Field::Float(number)))) =
                         (parts.next(), parts.next())
                     {
-                        losses.push((step_of(&event), loss));
+                        values.push((step_of(&event), String::from_utf8(tag.to_vec()).unwrap(), number));
                     }
                 }
             }
         }
-        losses
+        values
+    }
+
+    /// Steps at which an event file has a value of `train/loss`, and the values.
+    fn losses(path: &Path) -> Vec<(u64, f32)> {
+        let losses = values(path).into_iter().filter(|(_, tag, _)| tag == "train/loss");
+        losses.map(|(step, _, loss)| (step, loss)).collect()
     }
 
     fn points(folder: &Path) -> Vec<(u64, f32)> {
@@ -289,6 +295,37 @@ mod tests {
         let says = |event: &[u8]| event.windows(15).any(|bytes| bytes == b"mean over the s");
         assert!(says(&records[2]) && !says(&records[3]));
         assert_eq!(losses(&file.path), [(7, 2.5), (8, 2.5)]);
+    }
+
+    #[test]
+    fn the_load_of_experts_and_the_losses_of_routers_have_curves() {
+        let folder = Scratch::new();
+        let mut file = EventFile::create(folder.path(), 0).unwrap();
+        let line = r#"{"step":2,"loss":1.0,"grad_norm":1.0,"lr":0.1,"tokens":8,"valid_tokens":8,"tokens_per_second":5.0,"router_balance":2.25,"router_z":0.5}"#;
+        let record = serde_json::from_str(line).unwrap();
+        let (layers, overflow) = (vec![1, 3], vec![0.0, 0.125]);
+        let shares = vec![vec![0.25, 0.75], vec![0.5, 0.5]];
+        let experts = ExpertRecord { step: 2, layers, shares, overflow };
+        let heard: Result<(), TrainError> = file.hear(&Event::Log(&record));
+        heard.and_then(|()| file.hear(&Event::Experts(&experts))).unwrap();
+        let values = values(&file.path);
+        let of = |tag: &str| {
+            let mut found = values.iter().filter(|(_, known, _)| known == tag);
+            found.next().map(|(step, _, number)| (*step, *number))
+        };
+        for (tag, number) in [
+            ("train/router_balance", 2.25),
+            ("train/router_z", 0.5),
+            ("experts/least", 0.25),
+            ("experts/most", 0.75),
+            ("experts/overflow", 0.0625),
+            ("experts/layer_1/0", 0.25),
+            ("experts/layer_1/1", 0.75),
+            ("experts/layer_3/1", 0.5),
+        ] {
+            assert_eq!(of(tag), Some((2, number)), "{tag}");
+        }
+        assert_eq!(values.iter().filter(|(_, tag, _)| tag.starts_with("experts/")).count(), 7);
     }
 
     #[test]

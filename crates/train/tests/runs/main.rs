@@ -32,6 +32,7 @@ mod not_finite;
 mod offload;
 mod optimizers;
 mod packing;
+mod padded_experts;
 mod plan_file;
 mod presets;
 mod pretrained;

@@ -9,7 +9,7 @@ use plimsoll_plan::{Choice, Purpose, experts, report};
 use plimsoll_train::{LanguageModel, Options};
 
 use crate::arena::{DISK, InArena, assert_planned_peak, exactly, start};
-use crate::support::{Batch, train_to_bits};
+use crate::support::{Batch, parameters, train_to_bits};
 
 const ROWS: usize = 4;
 const SEQ: usize = 32;
@@ -37,6 +37,37 @@ fn train(choice: Choice, vocab: usize) -> Vec<u32> {
         train_to_bits(&mut run, (0..2).map(|step| Batch::synthetic(ROWS, SEQ, vocab, false, step)), false);
     assert_planned_peak(&run);
     bits
+}
+
+/// The same for a router whose scores are all ties before each step.
+fn train_tied(choice: Choice, vocab: usize, threads: usize) -> Vec<u32> {
+    let mut run = start(threads, exactly(choice));
+    let routers: Vec<String> =
+        parameters(&run).into_iter().filter(|name| name.ends_with(".gate.weight")).collect();
+    let mut bits = Vec::new();
+    for step in 0..2 {
+        for router in &routers {
+            let zeros = vec![0.0; run.state(router).unwrap().len()];
+            run.set_state(router, &zeros).unwrap();
+        }
+        bits.extend(train_to_bits(&mut run, [Batch::synthetic(ROWS, SEQ, vocab, false, step)], false));
+    }
+    assert_planned_peak(&run);
+    bits
+}
+
+#[test]
+fn a_tied_router_trains_to_the_same_bits_beside_a_disk_on_any_number_of_threads() {
+    for capacity in [None, Some(1.0)] {
+        let case = case(capacity, Precision::F32);
+        let vocab = case.model.architecture.vocab();
+        let expected = train_tied(case.plan(None, u64::MAX).unwrap(), vocab, 2);
+        let least = case.smallest(Some(DISK));
+        for threads in [1, 3] {
+            let choice = case.plan(Some(DISK), least).unwrap();
+            assert!(train_tied(choice, vocab, threads) == expected, "{threads} threads, {capacity:?}");
+        }
+    }
 }
 
 #[test]

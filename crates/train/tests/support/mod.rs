@@ -227,7 +227,7 @@ impl Golden {
         tensors.names().into_iter().map(str::to_owned).collect()
     }
 
-    fn ints(&self, name: &str) -> Option<Vec<i32>> {
+    pub(crate) fn ints(&self, name: &str) -> Option<Vec<i32>> {
         Some(self.words(name)?.into_iter().map(i32::from_le_bytes).collect())
     }
 
