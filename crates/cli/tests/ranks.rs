@@ -20,6 +20,13 @@ fn several_ranks_write_what_one_rank_writes_up_to_the_order_of_sums() {
     home.done(&format!("{RUN} --output-dir one"));
     let (_, told) = home.done(&format!("{RUN} --ranks 2 --output-dir two"));
     assert!(told.contains("effective batch 4 = 1 × 2 × 2 ranks"), "{told}");
+    assert!(told.contains("\n2 ranks: arena ") && told.contains(" each   process "), "{told}");
+    let metrics = String::from_utf8(home.read("two/metrics.jsonl")).unwrap();
+    let end: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    assert_eq!(end["ranks"][1]["peak_bytes"], end["planned_peak_bytes"]);
+    assert!(
+        end["slowest_rank"].as_u64().unwrap() < 2 && end["ranks"][0]["busy_seconds"].as_f64().unwrap() > 0.0
+    );
     let (one, two) = (losses(&home, "one"), losses(&home, "two"));
     assert_eq!((one.len(), two.len()), (4, 4));
     for (one, two) in one.iter().zip(&two) {
@@ -50,6 +57,20 @@ fn a_plan_shows_the_part_of_one_rank_and_its_exchanges() {
 }
 
 #[test]
+fn no_way_out_is_named_that_ranks_refuse() {
+    let home = Home::with_model();
+    let run = "train --synthetic --threads 2 --max-steps 1 --memory 28MiB";
+    let alone = home.command(run).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&alone.stderr).contains("`--offload disk` fits"),
+        "a rank alone may offload"
+    );
+    let several = home.command(&format!("{run} --ranks 2")).output().unwrap();
+    let told = String::from_utf8_lossy(&several.stderr).into_owned();
+    assert!(told.contains("the smallest plan needs") && !told.contains("--offload"), "{told}");
+}
+
+#[test]
 fn a_plan_for_ranks_that_are_not_here_has_a_table_from_1_to_1024_of_them() {
     let home = Home::with_model();
     let fit =
@@ -72,6 +93,9 @@ fn a_plan_for_ranks_that_are_not_here_has_a_table_from_1_to_1024_of_them() {
     let even: Vec<_> = rows.iter().filter(|row| row["ranks"] != 24).collect();
     for pair in even.windows(2) {
         assert!(number(pair[1], "efficiency") <= number(pair[0], "efficiency") * 1.01, "{pair:?}");
+    }
+    for pair in rows[1..].windows(2) {
+        assert!(number(&pair[1], "least_memory_bytes") <= number(&pair[0], "least_memory_bytes"), "{pair:?}");
     }
     let own = rows.iter().find(|row| row["ranks"] == 24).unwrap();
     assert_eq!(own["wire_bytes_per_step"], told["ranks"]["wire_bytes_per_step"]);

@@ -337,7 +337,7 @@ settings! {
         /// Plan for ranks that are not here, each a device of its own: bytes a second that a rank sends to others, and perhaps
         /// the time of a message beside its bytes, such as 50GB/s,5us; a table from 1 to 1024 ranks follows the plan
         rank_link: String, "RATE[,LATENCY]";
-        /// The link between nodes, where --rank-link is that inside a node
+        /// The network card of each rank, where --rank-link is the link inside a node
         node_link: String, "RATE[,LATENCY]";
         /// Ranks of one node, with --node-link
         ranks_per_node: usize, "N";
