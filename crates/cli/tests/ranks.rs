@@ -27,6 +27,12 @@ fn several_ranks_write_what_one_rank_writes_up_to_the_order_of_sums() {
     assert!(
         end["slowest_rank"].as_u64().unwrap() < 2 && end["ranks"][0]["busy_seconds"].as_f64().unwrap() > 0.0
     );
+    home.done("report two --html two.html");
+    let page = String::from_utf8(home.read("two.html")).unwrap();
+    assert!(
+        page.contains("<table id=\"ranks-table\">") && page.contains("\"slowest_rank\":"),
+        "the page has them"
+    );
     let (one, two) = (losses(&home, "one"), losses(&home, "two"));
     assert_eq!((one.len(), two.len()), (4, 4));
     for (one, two) in one.iter().zip(&two) {

@@ -200,7 +200,7 @@ fn several(ranks: &[RankRecord], slowest: Option<usize>) -> Option<String> {
     let busy = range(|rank| rank.busy_seconds, table::duration);
     let slowest = slowest?;
     Some(format!(
-        "{} ranks: arena {arenas}   process {processes}   busy {busy}, the longest rank {slowest}\n",
+        "{} ranks: arena {arenas}   process {processes}   busy {busy}, rank {slowest} the longest\n",
         ranks.len()
     ))
 }

@@ -176,7 +176,7 @@ impl Trainer {
         let taken = begin.elapsed();
         let seconds = taken.as_secs_f64();
         self.seconds += seconds;
-        self.busy += taken.saturating_sub(self.run.waited() - waited);
+        self.busy += taken.saturating_sub(self.run.waited().saturating_sub(waited));
         self.positions += tokens;
         let tokens_per_second = tokens as f64 / seconds;
         let passed = group.first + group.sequences;
