@@ -63,20 +63,6 @@ fn a_plan_shows_the_part_of_one_rank_and_its_exchanges() {
 }
 
 #[test]
-fn no_way_out_is_named_that_ranks_refuse() {
-    let home = Home::with_model();
-    let run = "train --synthetic --threads 2 --max-steps 1 --memory 28MiB";
-    let alone = home.command(run).output().unwrap();
-    assert!(
-        String::from_utf8_lossy(&alone.stderr).contains("`--offload disk` fits"),
-        "a rank alone may offload"
-    );
-    let several = home.command(&format!("{run} --ranks 2")).output().unwrap();
-    let told = String::from_utf8_lossy(&several.stderr).into_owned();
-    assert!(told.contains("the smallest plan needs") && !told.contains("--offload"), "{told}");
-}
-
-#[test]
 fn a_plan_for_ranks_that_are_not_here_has_a_table_from_1_to_1024_of_them() {
     let home = Home::with_model();
     let fit =

@@ -7,7 +7,8 @@
 //!
 //! The others never evaluate, never write a file, and know nothing of signals. They wait for the next word without a limit,
 //! as long as rank 0 lives. A word carries the step and the place in the data, so that ranks that drifted apart are told.
-//! While rank 0 saves, its words ask for pieces of the state that ranks divide among them.
+//! While rank 0 saves, its words ask for pieces of the state that ranks divide among them; at the end, for what each rank held
+//! and how long it was busy.
 
 use plimsoll_exec::{Communicator, ExecError};
 use plimsoll_graph::StateKind;

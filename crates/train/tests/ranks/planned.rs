@@ -118,8 +118,18 @@ fn in_arena(zero_stage: ZeroStage, total: u64) -> Result<Choice, TrainError> {
 fn in_arena_of(ranks: usize, zero_stage: ZeroStage, total: u64) -> Result<Choice, TrainError> {
     let options = Options { rank_links: None, recompute: None, ..options(ranks, zero_stage) };
     let device = options.device().unwrap();
-    let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
+    let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: Some(1 << 40) };
     plan_within(&model, |graph: &Graph| device.facts(graph), &options, budget).map(|planned| planned.choice)
+}
+
+#[test]
+fn no_way_out_is_named_that_ranks_refuse() {
+    let offload = |ranks: usize| {
+        let error = in_arena_of(ranks, ZeroStage::Whole, least(ZeroStage::Whole, ranks) - 1).unwrap_err();
+        error.hints().iter().any(|hint| hint.contains("--offload"))
+    };
+    assert!(offload(1), "a rank alone may offload");
+    assert!(!offload(2));
 }
 
 #[test]
