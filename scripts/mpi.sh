@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests ranks that are processes of MPI: builds the program with the feature `mpi`, and runs crates/cli/tests/mpi.rs.
+# Tests ranks that are processes of MPI: builds the program with the feature `mpi`, and runs crates/cli/tests/mpi.rs and the short
+# form of crates/cli/tests/kills.rs.
 #
 #   scripts/mpi.sh [--install-only]
 #
@@ -33,4 +34,4 @@ if [ "${1:-}" = --install-only ]; then
 fi
 # The whole workspace, so that dependencies have the features of the other tests and are not compiled again. One test at a
 # time: each starts several processes.
-cargo test --quiet --workspace --features plimsoll-cli/mpi --test mpi --test launch -- --test-threads 1
+cargo test --quiet --workspace --features plimsoll-cli/mpi --test mpi --test launch --test kills -- --test-threads 1

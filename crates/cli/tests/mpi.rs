@@ -5,22 +5,14 @@
 
 mod support;
 use std::fs;
+use std::io::Write as _;
 use std::process::{Child, Command, Output, Stdio};
 
-use support::{Home, hermetic, texts};
+use support::{Home, mpirun, process_of_rank, texts};
 
 /// Two epochs of a small text, with rows that end before the others, clipped at every step.
 const RUN: &str = "train --model model --data text.txt --seq-len 16 --global-batch 8 --micro-batch 1 --memory 128MiB \
                    --max-steps 6 --save-steps 3 --threads 1 --report-to none --max-grad-norm 0.25 --learning-rate 0.01";
-
-/// `mpirun` as it works for root, on a machine with fewer cores than ranks.
-fn mpirun(home: &Home, ranks: usize, arguments: &str) -> Command {
-    let mut command = hermetic(Command::new("mpirun"), &home.path(""));
-    command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()]);
-    command.arg(env!("CARGO_BIN_EXE_plimsoll")).args(arguments.split_whitespace());
-    command.current_dir(home.path(""));
-    command
-}
 
 fn done(home: &Home, ranks: usize, arguments: &str) -> String {
     let output = mpirun(home, ranks, arguments).output().unwrap();
@@ -53,12 +45,15 @@ fn results(home: &Home, run: &str) -> Vec<(String, Vec<u8>)> {
 
 /// Trains the same run on threads and on processes.
 fn agree(ranks: usize, settings: &str) {
-    let home = Home::with_model();
-    home.done(&format!("{RUN} {settings} --ranks {ranks} --output-dir threads"));
-    let told = done(&home, ranks, &format!("{RUN} {settings} --output-dir processes"));
+    agree_in(&Home::with_model(), RUN, ranks, settings);
+}
+
+fn agree_in(home: &Home, run: &str, ranks: usize, settings: &str) {
+    home.done(&format!("{run} {settings} --ranks {ranks} --output-dir threads"));
+    let told = done(home, ranks, &format!("{run} {settings} --output-dir processes"));
     assert_eq!(told.matches("effective batch").count(), 1, "one process prints: {told}");
     assert_eq!(home.losses("processes"), home.losses("threads"), "{ranks} ranks, {settings}");
-    let (threads, processes) = (results(&home, "threads"), results(&home, "processes"));
+    let (threads, processes) = (results(home, "threads"), results(home, "processes"));
     let names = |files: &[(String, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
     assert_eq!(names(&processes), names(&threads));
     assert!(processes.len() >= 3 && processes == threads, "{ranks} ranks, {settings}: files differ");
@@ -66,7 +61,7 @@ fn agree(ranks: usize, settings: &str) {
 
 #[test]
 fn processes_have_the_bits_of_threads_at_every_stage() {
-    for (ranks, stage) in [(2, 0), (4, 1), (2, 2), (4, 2)] {
+    for (ranks, stage) in [(2, 0), (4, 0), (2, 1), (4, 1), (2, 2), (4, 2)] {
         agree(ranks, &format!("--zero-stage {stage}"));
     }
 }
@@ -74,6 +69,15 @@ fn processes_have_the_bits_of_threads_at_every_stage() {
 #[test]
 fn processes_have_the_bits_of_threads_with_adapters() {
     agree(2, "--lora-r 4 --lora-dropout 0.1 --zero-stage 1");
+}
+
+#[test]
+fn processes_have_the_bits_of_threads_with_dropout() {
+    let home = Home::with_model();
+    // GPT-2 has dropout of a tenth at its embeddings, attention and branches.
+    let gpt2 = r#"{"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 16, "vocab_size": 259}"#;
+    home.write("gpt2.json", gpt2.to_owned());
+    agree_in(&home, &RUN.replace("--model model", "--config gpt2.json"), 2, "--zero-stage 1");
 }
 
 #[test]
@@ -126,6 +130,23 @@ fn ranks_that_differ_are_refused_with_the_difference() {
     assert!(told[0].contains("mpirun started 2 processes; leave --ranks out"), "{told:?}");
 }
 
+#[test]
+fn another_build_of_the_program_is_refused_as_a_rank() {
+    let home = Home::with_model();
+    let other = home.path("plimsoll-other");
+    fs::copy(env!("CARGO_BIN_EXE_plimsoll"), &other).unwrap();
+    fs::OpenOptions::new().append(true).open(&other).unwrap().write_all(b"x").unwrap();
+    let mut command = mpirun(&home, 1, &format!("{RUN} --output-dir out"));
+    command.args([":", "-n", "1"]).arg(&other).args(RUN.split_whitespace()).args(["--output-dir", "out"]);
+    let output = command.output().unwrap();
+    let told = errors(&output);
+    assert!(!output.status.success());
+    assert_eq!(told.len(), 1, "{}", texts(&output).1);
+    assert!(told[0].starts_with("error: rank 1 ended: its program is version "), "{told:?}");
+    assert!(told[0].contains(", and that of rank 0 is version "), "{told:?}");
+    assert!(!home.path("out/checkpoint-3").exists(), "nothing is trained");
+}
+
 /// A run that goes on until it is ended, after its first checkpoint; returns the process ids of its ranks.
 fn under_way(home: &Home, ranks: usize, rest: &str) -> (Child, Vec<String>) {
     let long =
@@ -136,17 +157,7 @@ fn under_way(home: &Home, ranks: usize, rest: &str) -> (Child, Vec<String>) {
     while !home.path("out/checkpoint-20/trainer_state.json").exists() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    let of = |rank: usize| {
-        let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
-        let mut folders = fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path()));
-        let is_it = |folder: &std::path::PathBuf| {
-            let environment = fs::read(folder.join("environ")).unwrap_or_default();
-            let has = |text: &str| environment.split(|&byte| byte == 0).any(|known| known == text.as_bytes());
-            has(&wanted) && has(&format!("HOME={}", home.path("").display()))
-        };
-        folders.find(is_it).unwrap().file_name().unwrap().to_string_lossy().into_owned()
-    };
-    (child, (0..ranks).map(of).collect())
+    (child, (0..ranks).map(|rank| process_of_rank(home, rank).unwrap()).collect())
 }
 
 fn signal(kind: &str, process: &str) {

@@ -20,6 +20,19 @@ fn several_ranks_write_what_one_rank_writes_up_to_the_order_of_sums() {
     home.done(&format!("{RUN} --output-dir one"));
     let (_, told) = home.done(&format!("{RUN} --ranks 2 --output-dir two"));
     assert!(told.contains("effective batch 4 = 1 × 2 × 2 ranks"), "{told}");
+    assert!(told.contains("\n2 ranks: arena ") && told.contains(" each   process "), "{told}");
+    let metrics = String::from_utf8(home.read("two/metrics.jsonl")).unwrap();
+    let end: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    assert_eq!(end["ranks"][1]["peak_bytes"], end["planned_peak_bytes"]);
+    assert!(
+        end["slowest_rank"].as_u64().unwrap() < 2 && end["ranks"][0]["busy_seconds"].as_f64().unwrap() > 0.0
+    );
+    home.done("report two --html two.html");
+    let page = String::from_utf8(home.read("two.html")).unwrap();
+    assert!(
+        page.contains("<table id=\"ranks-table\">") && page.contains("\"slowest_rank\":"),
+        "the page has them"
+    );
     let (one, two) = (losses(&home, "one"), losses(&home, "two"));
     assert_eq!((one.len(), two.len()), (4, 4));
     for (one, two) in one.iter().zip(&two) {
@@ -72,6 +85,9 @@ fn a_plan_for_ranks_that_are_not_here_has_a_table_from_1_to_1024_of_them() {
     let even: Vec<_> = rows.iter().filter(|row| row["ranks"] != 24).collect();
     for pair in even.windows(2) {
         assert!(number(pair[1], "efficiency") <= number(pair[0], "efficiency") * 1.01, "{pair:?}");
+    }
+    for pair in rows[1..].windows(2) {
+        assert!(number(&pair[1], "least_memory_bytes") <= number(&pair[0], "least_memory_bytes"), "{pair:?}");
     }
     let own = rows.iter().find(|row| row["ranks"] == 24).unwrap();
     assert_eq!(own["wire_bytes_per_step"], told["ranks"]["wire_bytes_per_step"]);

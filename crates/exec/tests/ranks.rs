@@ -247,3 +247,16 @@ fn integers_are_not_summed() {
     });
     assert!(results.iter().all(|result| result == &Err("all_reduce sums f32 and bf16, and not i32".into())));
 }
+
+#[test]
+fn a_rank_that_is_early_knows_how_long_it_has_waited_for_the_late_one() {
+    let late = Duration::from_millis(200);
+    let waited = each(2, LIMIT, |rank| {
+        if rank.rank() == 1 {
+            thread::sleep(late);
+        }
+        rank.gather(&[1], &mut [0; 2]).unwrap();
+        rank.waited()
+    });
+    assert!(waited[0] >= late / 2 && waited[1] < waited[0], "{waited:?}");
+}

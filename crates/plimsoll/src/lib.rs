@@ -216,7 +216,7 @@ pub mod training {
     pub mod trainer {
         pub use plimsoll_train::trainer::{
             BestRecord, Decay, EarlyStopping, EndRecord, EvaluationRecord, Event, EventFile, ExpertRecord,
-            Listener, Lr, MetricsFile, StepRecord, TrainLoop, Trainer, ValidationSet, write_line,
+            Listener, Lr, MetricsFile, RankRecord, StepRecord, TrainLoop, Trainer, ValidationSet, write_line,
         };
     }
 }

@@ -11,7 +11,7 @@ use plimsoll_exec::{Data, thread_ranks};
 use plimsoll_graph::{DType, Graph, GraphError, Init};
 use plimsoll_plan::Role;
 use plimsoll_train::job::{Environment, Session};
-use plimsoll_train::trainer::Event;
+use plimsoll_train::trainer::{EndRecord, Event};
 use plimsoll_train::{Config, Options, RawConfig, Run, TrainError, plan_for};
 use tempfile::TempDir;
 
@@ -71,6 +71,7 @@ struct Trained {
     norms: Vec<f64>,
     /// The balance of experts in each step, of a model that has some.
     balances: Vec<f64>,
+    end: EndRecord,
     session: Session,
 }
 
@@ -87,7 +88,7 @@ fn train(raw: &RawConfig) -> Trained {
     };
     let end = session.train::<TrainError>(&mut [&mut listener]).unwrap();
     session.judge(&end).unwrap();
-    Trained { losses, norms, balances, session }
+    Trained { losses, norms, balances, end, session }
 }
 
 /// The largest distance between the lasting states of two runs, relative to the largest element of each.
@@ -221,6 +222,38 @@ fn a_plan_for_ranks_is_one_rank_s_and_its_exchanges_are_actions() {
     assert_eq!((choice.micro_batch, choice.accumulation, choice.program.ranks()), (1, 4, 2));
     let text = choice.plan.schedules[&Role::Update].display(&choice.program.train.graph).to_string();
     assert!(text.contains("all_reduce(grad.") && text.contains("await all_reduce grad."), "{text}");
+}
+
+#[test]
+fn the_end_tells_what_each_rank_held_and_which_was_busy_the_longest() {
+    let folder = folder();
+    let alone = train(&settings(folder.path(), 1)).end;
+    assert_eq!((alone.ranks.len(), alone.slowest_rank), (0, None));
+    let trained = train(&settings(folder.path(), 4));
+    let (end, planned) = (&trained.end, trained.session.summary().planned.choice.plan.arena_bytes);
+    assert_eq!(end.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    let taken = end.ranks.iter().map(|rank| rank.busy_seconds);
+    for rank in &end.ranks {
+        assert_eq!(rank.peak_bytes, planned);
+        assert!(rank.process_bytes >= planned && rank.process_bytes <= end.process_peak_bytes, "{rank:?}");
+        assert!(rank.busy_seconds > 0.0, "{rank:?}");
+    }
+    let longest = taken.fold(0.0, f64::max);
+    assert_eq!(end.slowest_rank.map(|rank| end.ranks[rank].busy_seconds), Some(longest));
+}
+
+#[test]
+fn a_single_step_without_gradients_is_judged_by_what_each_rank_held_at_the_end() {
+    let folder = folder();
+    let mezo = RawConfig {
+        optim: Some("mezo".into()),
+        momentum: None,
+        max_grad_norm: None,
+        max_steps: Some(1),
+        ..settings(folder.path(), 2)
+    };
+    // The update comes behind the exchange of losses, and may reach higher than the passes before it.
+    assert_eq!(train(&mezo).end.ranks.len(), 2);
 }
 
 #[test]

@@ -10,15 +10,18 @@ use crate::table::size;
 /// The rows as a table; a step of one rank has `tokens` tokens.
 pub(crate) fn table(rows: &[ScalingRow], tokens: usize) -> String {
     let mut text =
-        "ranks       memory      sent a step        step     exposed  efficiency      tokens/s\n".to_owned();
-    for ScalingRow { ranks, figures } in rows {
+        "ranks        least       memory   sent a step        step     exposed  efficiency      tokens/s\n"
+            .to_owned();
+    for ScalingRow { ranks, least_bytes, figures } in rows {
+        let _ = write!(text, "{ranks:>5}{:>13}", size(*least_bytes));
         let _ = match figures {
             Some(figures) => line(&mut text, *ranks, figures, tokens),
-            None => writeln!(text, "{ranks:>5}   does not fit"),
+            None => writeln!(text, "   does not fit"),
         };
     }
     text.push_str(
-        "memory and bytes sent are those of each rank; exposed: time of exchanges that compute does not cover;\n\
+        "memory and bytes sent are those of each rank; least: memory of the smallest plan, which recomputes; exposed: time\n\
+         of exchanges that compute does not cover, where they run beside it;\n\
          efficiency: time of one rank in memory without a limit, as a part of the step's\n",
     );
     text
@@ -30,7 +33,7 @@ fn line(text: &mut String, ranks: usize, figures: &ScalingFigures, tokens: usize
     let rate = (tokens * ranks) as f64 / step_seconds;
     writeln!(
         text,
-        "{ranks:>5}{:>13}{:>17}{step_seconds:>10.3} s{exposed:>10.3} s{:>10.1} %{rate:>14.0}",
+        "{:>13}{:>14}{step_seconds:>10.3} s{exposed:>10.3} s{:>10.1} %{rate:>14.0}",
         size(*process_bytes),
         size(sent),
         100.0 * efficiency
@@ -39,11 +42,14 @@ fn line(text: &mut String, ranks: usize, figures: &ScalingFigures, tokens: usize
 
 /// One row, by the names that scripts rely on.
 pub(crate) fn json(row: &ScalingRow) -> Value {
-    let Some(figures) = &row.figures else { return json!({ "ranks": row.ranks, "fits": false }) };
+    let Some(figures) = &row.figures else {
+        return json!({ "ranks": row.ranks, "fits": false, "least_memory_bytes": row.least_bytes });
+    };
     let traffic = figures.traffic;
     json!({
         "ranks": row.ranks,
         "fits": true,
+        "least_memory_bytes": row.least_bytes,
         "memory_bytes": figures.process_bytes,
         "step_seconds": figures.step_seconds,
         "wire_bytes_per_step": traffic.map_or(0, |traffic| traffic.wire_bytes),

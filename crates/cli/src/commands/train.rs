@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use plimsoll::TrainError;
 use plimsoll::training::job::{BetterStep, DiskNeed, Finished, Session};
-use plimsoll::training::trainer::{EndRecord, write_line};
+use plimsoll::training::trainer::{EndRecord, RankRecord, write_line};
 use plimsoll::training::trainer::{Event, Listener};
 use plimsoll::training::{Config, RawConfig};
 
@@ -176,14 +176,33 @@ pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
         let early = if end.stopped_early { "; stopped early, as it no longer got better" } else { "" };
         format!("best validation loss {:.4} after step {}{early}\n", best.eval_loss, best.step)
     });
+    let ranks = several(&end.ranks, end.slowest_rank).unwrap_or_default();
     format!(
-        "{best}arena planned {} used {}   process {} of {}   {:.0} tokens/s\n",
+        "{best}arena planned {} used {}   process {} of {}   {:.0} tokens/s\n{ranks}",
         table::size(end.planned_peak_bytes),
         table::size(end.measured_peak_bytes),
         table::size(end.process_peak_bytes),
         table::size(budget),
         end.tokens_per_second
     )
+}
+
+/// What several ranks held and did, in a line.
+fn several(ranks: &[RankRecord], slowest: Option<usize>) -> Option<String> {
+    let range = |of: fn(&RankRecord) -> f64, written: fn(f64) -> String| {
+        let [least, most] = [f64::min, f64::max]
+            .map(|pick| ranks.iter().map(of).reduce(pick).map_or_else(String::new, written));
+        if least == most { format!("{most} each") } else { format!("{least} to {most}") }
+    };
+    let bytes = |bytes: f64| table::size(bytes as u64);
+    let (arenas, processes) =
+        (range(|rank| rank.peak_bytes as f64, bytes), range(|rank| rank.process_bytes as f64, bytes));
+    let busy = range(|rank| rank.busy_seconds, table::duration);
+    let slowest = slowest?;
+    Some(format!(
+        "{} ranks: arena {arenas}   process {processes}   busy {busy}, rank {slowest} the longest\n",
+        ranks.len()
+    ))
 }
 
 /// Writes the record of an event to standard output.

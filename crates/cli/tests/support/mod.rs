@@ -152,6 +152,27 @@ impl Home {
     }
 }
 
+/// `mpirun` as it works for root, on a machine with fewer cores than ranks.
+pub(crate) fn mpirun(home: &Home, ranks: usize, arguments: &str) -> Command {
+    let mut command = hermetic(Command::new("mpirun"), &home.path(""));
+    command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()]);
+    command.arg(PROGRAM).args(arguments.split_whitespace());
+    command.current_dir(home.path(""));
+    command
+}
+
+/// The id of the process that `mpirun` started as a rank of a run in this home.
+pub(crate) fn process_of_rank(home: &Home, rank: usize) -> Option<String> {
+    let wanted = [format!("OMPI_COMM_WORLD_RANK={rank}"), format!("HOME={}", home.path("").display())];
+    let mut folders = fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path()));
+    let found = folders.find(|folder| {
+        let environment = fs::read(folder.join("environ")).unwrap_or_default();
+        let entries = environment.split(|&byte| byte == 0);
+        entries.filter(|entry| wanted.iter().any(|text| text.as_bytes() == *entry)).count() == wanted.len()
+    })?;
+    Some(found.file_name()?.to_string_lossy().into_owned())
+}
+
 /// A run of four steps with two checkpoints, of which `rest` may leave a part for later.
 pub(crate) fn training(rest: &str) -> String {
     format!("train --model model --data text.txt --max-steps 4 --save-steps 2 {SMALL} {rest}")

@@ -24,6 +24,7 @@ mod threads;
 mod world;
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use plimsoll_graph::DType;
 
@@ -138,6 +139,9 @@ pub trait Communicator: Send + Sync + Debug {
 
     /// Bytes that this rank has sent in the exchanges of schedules, by [`ExchangeOperands::wire_bytes`].
     fn sent(&self) -> u64;
+
+    /// Time that this rank has spent in [`wait`](Self::wait), while it computed nothing.
+    fn waited(&self) -> Duration;
 
     /// Ranks that are threads of this process, this one included.
     fn ranks_in_process(&self) -> usize;

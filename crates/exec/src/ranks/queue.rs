@@ -2,8 +2,9 @@
 //! them in this order.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::ExchangeOperands;
 use crate::ExecError;
@@ -16,6 +17,8 @@ const USUAL: usize = 1 << 10;
 pub(super) struct Queue {
     state: Mutex<Queued>,
     changed: Condvar,
+    /// Nanoseconds that the rank has waited.
+    waited: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -42,7 +45,7 @@ impl Queue {
     pub(super) fn new() -> Queue {
         let waiting = VecDeque::with_capacity(USUAL);
         let state = Queued { waiting, started: 0, done: 0, fault: None, leaving: None, closing: false };
-        Queue { state: Mutex::new(state), changed: Condvar::new() }
+        Queue { state: Mutex::new(state), changed: Condvar::new(), waited: AtomicU64::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queued> {
@@ -64,13 +67,22 @@ impl Queue {
     /// Waits until an exchange is done.
     pub(super) fn wait(&self, number: u64) -> Result<(), ExecError> {
         let mut state = self.lock();
-        while state.done <= number && state.fault.is_none() {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        if state.done <= number && state.fault.is_none() {
+            let begin = Instant::now();
+            while state.done <= number && state.fault.is_none() {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.waited.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
         match &state.fault {
             Some(fault) if state.done <= number => Err(ExecError::Rank(fault.clone())),
             _ => Ok(()),
         }
+    }
+
+    /// Time that the rank has waited.
+    pub(super) fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
 
     /// The next task, for which the thread waits at most `patience`, or without a limit.

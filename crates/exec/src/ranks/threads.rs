@@ -81,6 +81,10 @@ impl Communicator for ThreadRank {
         self.sent.load(Ordering::Relaxed)
     }
 
+    fn waited(&self) -> Duration {
+        self.queue.waited()
+    }
+
     fn ranks_in_process(&self) -> usize {
         self.ranks()
     }

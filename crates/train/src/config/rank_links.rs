@@ -1,4 +1,7 @@
-//! Links between ranks that are not here, as people write them: `50GB/s`, `50GB/s,5us`.
+//! Links between ranks that are not here, as people write them: `50GB/s`, `400Gb/s,5us`.
+//!
+//! Makers of networks count bits, and those of memory bytes. So a small `b` is a bit here, and where the case does not tell
+//! one from the other, the rate is refused.
 
 use plimsoll_plan::{RankLink, RankLinks};
 
@@ -27,14 +30,23 @@ pub(super) fn rank_links(raw: &RawConfig) -> Result<Option<RankLinks>, TrainErro
 
 /// `RATE/s[,LATENCY]`.
 fn link(flag: &str, text: &str) -> Result<RankLink, TrainError> {
-    let unclear = || mistake(format!("{flag} is written like 50GB/s or 50GB/s,5us, got `{text}`"));
+    let unclear =
+        || mistake(format!("{flag} is written like 50GB/s, 400Gb/s (bits) or 50GB/s,5us, got `{text}`"));
     let (rate, latency) = text.split_once(',').unwrap_or((text, "0s"));
-    let bytes: Size = rate.trim().strip_suffix("/s").ok_or_else(unclear)?.parse().map_err(|_| unclear())?;
-    let latency = seconds(latency.trim()).ok_or_else(unclear)?;
-    if bytes.bytes == 0 {
-        return Err(unclear());
-    }
-    Ok(RankLink { rate: bytes.bytes as f64, latency })
+    let rate = rate.trim().strip_suffix("/s").and_then(bytes).filter(|&rate| rate > 0.0);
+    let latency = seconds(latency.trim());
+    rate.zip(latency).map(|(rate, latency)| RankLink { rate, latency }).ok_or_else(unclear)
+}
+
+/// Bytes of `50GB` or `1.5GiB`, or of `400Gb` and `400Gbit`, which are bits.
+fn bytes(text: &str) -> Option<f64> {
+    let bits = text.strip_suffix("bit").or_else(|| text.strip_suffix('b'));
+    let size: Size = match bits {
+        Some(rest) if rest.ends_with(|c: char| c.is_ascii_uppercase()) => format!("{rest}B").parse().ok()?,
+        Some(_) => return None,
+        None => text.parse().ok()?,
+    };
+    Some(size.bytes as f64 / if bits.is_some() { 8.0 } else { 1.0 })
 }
 
 fn seconds(text: &str) -> Option<f64> {
@@ -55,7 +67,11 @@ mod tests {
         assert_eq!(of("50GB/s"), RankLink { rate: 50e9, latency: 0.0 });
         assert_eq!(of("1.5GiB/s, 20us").rate.to_bits(), (1.5 * f64::from(1 << 30)).to_bits());
         assert!((of("1.5GiB/s, 20us").latency - 20e-6).abs() < 1e-12);
-        for wrong in ["50", "50GB", "GB/s", "50GB/s,5", "50GB/s,-1us", "0GB/s"] {
+        assert_eq!(of("400Gb/s,0s"), RankLink { rate: 50e9, latency: 0.0 }, "bits");
+        assert_eq!(of("400Gbit/s").rate.to_bits(), 50e9f64.to_bits());
+        for wrong in
+            ["50", "50GB", "GB/s", "50GB/s,5", "50GB/s,-1us", "0GB/s", "50gb/s", "50gbit/s", "50GiBb/s"]
+        {
             assert!(rank_links(&raw(wrong)).unwrap_err().to_string().contains("like 50GB/s"), "{wrong}");
         }
     }

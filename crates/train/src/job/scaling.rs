@@ -3,14 +3,17 @@
 //! Every rank works on as many micro-batches of the same size as in the plan that was asked for, so the global batch grows
 //! with the ranks. Efficiency compares a step with that of one rank in memory without a limit, which recomputes nothing and
 //! waits for nobody.
+//!
+//! The plan of each row is the fastest in the budget, so a row may use more of it than the row above. The least memory of a rank,
+//! which recompute reaches, never grows from two ranks on.
 
-use plimsoll_plan::{Choice, Scratch, Traffic, traffic};
+use plimsoll_plan::{Choice, Scratch, Searcher, Traffic, traffic};
 
 use super::summary::DeviceFacts;
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::memory::Budget;
-use crate::planning::{Options, costed_program, plan_within};
+use crate::planning::{Options, Programs, costed_program, plan_within};
 
 /// The most ranks of the table.
 const MOST: usize = 1024;
@@ -20,6 +23,8 @@ const MOST: usize = 1024;
 pub struct ScalingRow {
     /// How many there are.
     pub ranks: usize,
+    /// Bytes of the whole process, or of the device, in the smallest plan.
+    pub least_bytes: u64,
     /// The plan's figures; none where it does not fit.
     pub figures: Option<ScalingFigures>,
 }
@@ -67,9 +72,25 @@ pub fn scaling(
             Err(TrainError::Budget { .. }) => None,
             Err(error) => return Err(error),
         };
-        Ok(ScalingRow { ranks, figures })
+        Ok(ScalingRow { ranks, least_bytes: least(config, facts, &of(ranks), &budget)?, figures })
     };
     counts.into_iter().map(row).collect()
+}
+
+/// Bytes of the smallest plan of one rank, of all stages that the settings allow.
+fn least(
+    config: &Config,
+    facts: DeviceFacts<'_>,
+    options: &Options,
+    budget: &Budget,
+) -> Result<u64, TrainError> {
+    let mut least = u64::MAX;
+    for options in options.stages() {
+        let programs = Programs { model: &config.model, facts, options: &options };
+        let smallest = Searcher::once(programs).smallest(options.request(budget));
+        least = least.min(smallest.map_err(|error| TrainError::search(error, budget))?.arena_bytes);
+    }
+    Ok(least + budget.outside)
 }
 
 fn figures(choice: &Choice, budget: &Budget, alone: f64) -> ScalingFigures {

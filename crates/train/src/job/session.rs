@@ -4,7 +4,7 @@ use std::fmt;
 
 use plimsoll_exec::{Device, MemoryPool};
 use plimsoll_graph::{Graph, Node, work};
-use plimsoll_plan::Costed;
+use plimsoll_plan::{Choice, Costed};
 use serde_json::{Value, json};
 
 use super::Job;
@@ -253,7 +253,7 @@ impl Session {
         &self.course
     }
 
-    /// Tokens per second if all time went into the model's matrix products.
+    /// Tokens per second of all ranks if all time went into the model's matrix products.
     pub fn ceiling(&self) -> f64 {
         self.ceiling
     }
@@ -283,19 +283,23 @@ fn some(names: Vec<String>) -> Option<Vec<String>> {
     Some(names).filter(|names| !names.is_empty())
 }
 
-/// Tokens per second if all time went into products. The processor is measured before the arena is taken, so that this
-/// needs no extra memory; for a GPU the ceiling follows from its facts.
+/// Tokens per second of all ranks if all time went into products. The processor is measured before the arena is taken, so
+/// that this needs no extra memory; for a GPU the ceiling follows from its facts.
 fn ceiling(summary: &Summary, device: &dyn Device, options: &Options) -> Result<f64, TrainError> {
     let choice = &summary.planned.choice;
     let tokens = (choice.micro_batch * summary.seq_len) as f64;
     let Costed { graph, facts } = &choice.program.train;
     if device.pool()? == MemoryPool::Process {
-        let flops_per_token = matmul_flops(graph) / tokens;
-        return Ok(matmul_rate(options, CEILING_SIZE, CEILING_SECONDS)? / flops_per_token);
+        let rate = matmul_rate(options, CEILING_SIZE, CEILING_SECONDS)?;
+        return Ok(of_all_ranks(choice, tokens, matmul_flops(graph) / rate));
     }
     let products = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| is_product(graph, node));
-    let seconds: f64 = products.map(|(_, facts)| facts.seconds).sum();
-    Ok(tokens / seconds.max(f64::MIN_POSITIVE))
+    Ok(of_all_ranks(choice, tokens, products.map(|(_, facts)| facts.seconds).sum()))
+}
+
+/// Tokens per second where each rank takes so many seconds for `tokens` tokens.
+fn of_all_ranks(choice: &Choice, tokens: f64, seconds: f64) -> f64 {
+    choice.program.ranks() as f64 * tokens / seconds.max(f64::MIN_POSITIVE)
 }
 
 fn is_product(graph: &Graph, node: &Node) -> bool {

@@ -110,8 +110,8 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
     /// With values and state that wait on another tier.
     fn offloaded(&self, budget: &Budget) -> Option<Alternative> {
         let &Programs { model, facts, options } = self;
-        // A GPU that is here offloads nothing yet.
-        if options.offload.is_some() || options.device != DeviceKind::Cpu {
+        // A GPU that is here offloads nothing yet, and neither do several ranks.
+        if options.offload.is_some() || options.device != DeviceKind::Cpu || options.ranks > 1 {
             return None;
         }
         // A device that is described has a host beside it; the CPU has a disk.

@@ -32,7 +32,7 @@ impl Options {
         }
         let refused = |why: String| Err(TrainError::Config(why));
         let name = stage.name();
-        if matches!(kind, OptimizerKind::Adafactor | OptimizerKind::Muon) {
+        if matches!(kind, OptimizerKind::Adafactor | OptimizerKind::Muon | OptimizerKind::Apollo) {
             return refused(format!(
                 "--optim {} updates whole matrices, and --zero-stage {name} divides them over ranks; take --zero-stage 0, \
                  or an optimizer that works element by element, such as adamw_torch",
@@ -69,11 +69,13 @@ mod tests {
             ..Options::default()
         };
         assert!(of(OptimizerKind::AdamW8bit, 4).check_stage().is_ok());
-        let error = of(OptimizerKind::Muon, 4).check_stage().unwrap_err().to_string();
-        assert!(error.contains("`optim muon`") || error.contains("optim muon"), "{error}");
-        assert!(of(OptimizerKind::Muon, 1).check_stage().is_ok());
-        let auto = Options { zero_stage: ZeroStage::Auto, ..of(OptimizerKind::Muon, 4) };
-        let stages: Vec<ZeroStage> = auto.stages().iter().map(|options| options.zero_stage).collect();
-        assert_eq!(stages, [ZeroStage::Whole]);
+        for whole in [OptimizerKind::Muon, OptimizerKind::Adafactor, OptimizerKind::Apollo] {
+            let error = of(whole, 4).check_stage().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("optim {} updates whole matrices", whole.name())), "{error}");
+            assert!(of(whole, 1).check_stage().is_ok());
+            let auto = Options { zero_stage: ZeroStage::Auto, ..of(whole, 4) };
+            let stages: Vec<ZeroStage> = auto.stages().iter().map(|options| options.zero_stage).collect();
+            assert_eq!(stages, [ZeroStage::Whole]);
+        }
     }
 }

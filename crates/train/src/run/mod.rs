@@ -387,7 +387,7 @@ impl Run {
     ///
     /// When that memory cannot be read.
     pub fn held(&self) -> Result<u64, TrainError> {
-        held(self.engine.device()).map(|bytes| self.share_of_process(bytes))
+        self.own_bytes().map(|bytes| bytes.max(self.held_elsewhere()))
     }
 
     /// The plan that is being run.

@@ -4,11 +4,13 @@
 //! data, dropout and divisor belong to rows of the global batch, and the number of ranks changes only the order of sums.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use plimsoll_exec::{Communicator, Device, ExecError};
 
 use super::Run;
 use super::probes::Probes;
+use super::start::held;
 use crate::error::TrainError;
 use crate::planning::Planned;
 
@@ -21,16 +23,14 @@ pub(super) struct Peers {
     all: Vec<u8>,
     /// The loss of the last step, summed over ranks.
     loss: f64,
-    /// The highest byte that each rank reached in its arena.
-    peaks: Vec<u64>,
     /// The most bytes that the process of another rank held; 0 where all ranks are threads of this one.
     held: u64,
 }
 
 /// Bytes of a number in a word.
 const NUMBER: usize = size_of::<f64>();
-/// Numbers that every word begins with: the loss, the peak, the bytes of the process and the targets.
-const NUMBERS: usize = 4;
+/// Numbers that every word begins with: the loss, the bytes of the process and the targets.
+const NUMBERS: usize = 3;
 
 impl Run {
     /// As [`start`](Self::start), for one of several ranks, each of which starts with the same plan and seed. The targets that a
@@ -68,7 +68,6 @@ impl Run {
             own: vec![0; bytes],
             all: vec![0; bytes * ranks],
             loss: 0.0,
-            peaks: vec![0; ranks],
             held: 0,
         });
     }
@@ -104,33 +103,34 @@ impl Run {
         self.others.as_ref().map_or_else(own, |others| others.loss)
     }
 
-    /// The highest byte that any rank's arena was used to, or the one of a rank that differs from the plan.
-    pub fn measured_peak(&self) -> u64 {
-        let (planned, own) = (self.plan.arena_bytes, self.engine.measured_peak());
-        let peaks = self.others.as_ref().map_or(&[][..], |others| &others.peaks);
-        peaks.iter().copied().find(|&peak| peak != planned && peak > 0).unwrap_or(own)
+    /// Time that this rank has waited for others.
+    pub(crate) fn waited(&self) -> Duration {
+        self.communicator().map_or(Duration::ZERO, Communicator::waited)
     }
 
-    /// The part of a process's bytes that counts for one rank, or more where another rank's process held more.
-    pub(super) fn share_of_process(&self, bytes: u64) -> u64 {
+    /// Bytes that this rank holds of the memory that its budget counts: its part of the process, where ranks are threads.
+    pub(crate) fn own_bytes(&self) -> Result<u64, TrainError> {
         let threads = self.communicator().map_or(1, Communicator::ranks_in_process);
-        let most = self.others.as_ref().map_or(0, |others| others.held);
-        bytes.div_ceil(threads as u64).max(most)
+        held(self.engine.device()).map(|bytes| bytes.div_ceil(threads as u64))
     }
 
-    /// Sums the losses of a step over all ranks, in their order, and learns their peaks. This rank has counted `targets`
-    /// targets; returns those of all ranks.
+    /// The most bytes that the process of another rank held.
+    pub(super) fn held_elsewhere(&self) -> u64 {
+        self.others.as_ref().map_or(0, |others| others.held)
+    }
+
+    /// Sums the losses of a step over all ranks, in their order, and learns what their processes hold. This rank has counted
+    /// `targets` targets; returns those of all ranks.
     pub(super) fn share_losses(&mut self, targets: u64) -> Result<u64, TrainError> {
         let own: f64 = self.losses.iter().copied().map(f64::from).sum();
-        let peak = self.engine.measured_peak();
-        let held = if self.has_processes() { self.held()? } else { 0 };
+        let held = if self.has_processes() { self.own_bytes()? } else { 0 };
         let Some(others) = &mut self.others else {
             self.probes.iter_mut().for_each(Probes::are_all);
             return Ok(targets);
         };
         let probed = self.probes.iter().flat_map(|probes| &probes.losses).map(|&loss| f64::from(loss));
         let added = self.added.iter().map(|added| f64::from(added.sum));
-        let numbers = [own, peak as f64, held as f64, targets as f64].into_iter().chain(added).chain(probed);
+        let numbers = [own, held as f64, targets as f64].into_iter().chain(added).chain(probed);
         for (place, number) in others.own.chunks_exact_mut(NUMBER).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -141,10 +141,7 @@ impl Run {
             bytes.map_or(f64::NAN, |bytes| f64::from_le_bytes(*bytes))
         };
         others.loss = words.clone().map(|word| number(word, 0)).sum();
-        for (peak, word) in others.peaks.iter_mut().zip(words.clone()) {
-            *peak = number(word, 1) as u64;
-        }
-        others.held = words.clone().map(|word| number(word, 2) as u64).fold(others.held, u64::max);
+        others.held = words.clone().map(|word| number(word, 1) as u64).fold(others.held, u64::max);
         for (at, added) in self.added.iter_mut().enumerate() {
             added.sum = words.clone().map(|word| number(word, NUMBERS + at)).sum::<f64>() as f32;
         }
@@ -154,7 +151,7 @@ impl Run {
                 probes.add_rank(rank, (first..first + count).map(|at| number(word, at) as f32));
             }
         }
-        Ok(words.map(|word| number(word, 3) as u64).sum())
+        Ok(words.map(|word| number(word, 2) as u64).sum())
     }
 }
 

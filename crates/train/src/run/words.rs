@@ -9,6 +9,8 @@ pub(crate) enum Word {
     Step { steps: u64, position: u64 },
     /// State follows, which was reached after so many steps and groups of data.
     State { steps: u64, position: u64 },
+    /// Every rank tells what it has held and how long it has computed.
+    Figures,
     /// The rank that owns a piece of the divided state number `state` gives `count` bytes of the whole from byte `first` on.
     Piece { state: u64, first: u64, count: u64 },
 }
@@ -23,6 +25,7 @@ impl Word {
             Word::Step { steps, position } => [1, steps, position, 0],
             Word::State { steps, position } => [2, steps, position, 0],
             Word::Piece { state, first, count } => [3, state, first, count],
+            Word::Figures => [4, 0, 0, 0],
         };
         let mut bytes = [0; WORD_BYTES];
         for (place, number) in bytes.chunks_exact_mut(size_of::<u64>()).zip(numbers) {
@@ -38,6 +41,7 @@ impl Word {
             1 => Word::Step { steps: number(1), position: number(2) },
             2 => Word::State { steps: number(1), position: number(2) },
             3 => Word::Piece { state: number(1), first: number(2), count: number(3) },
+            4 => Word::Figures,
             _ => Word::End,
         }
     }
@@ -54,6 +58,7 @@ mod tests {
             Word::Step { steps: 7, position: 1 << 40 },
             Word::State { steps: 7, position: 8 },
             Word::Piece { state: 3, first: 1 << 33, count: 99 },
+            Word::Figures,
         ];
         for word in words {
             assert_eq!(Word::from_bytes(word.to_bytes()), word);

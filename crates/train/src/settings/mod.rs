@@ -341,7 +341,7 @@ settings! {
         /// LATENCY the time that a message takes in addition, such as 50GB/s,5us; a table from 1 to 1024 ranks follows the
         /// plan
         rank_link: String, "RATE[,LATENCY]";
-        /// The link between nodes; --rank-link then describes the link inside a node
+        /// The network card of each rank, where --rank-link is the link inside a node
         node_link: String, "RATE[,LATENCY]";
         /// Ranks of one node, with --node-link
         ranks_per_node: usize, "N";

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_plan::Role;
 
@@ -36,7 +36,7 @@ pub use experts::ExpertRecord;
 pub use lr::{Decay, Lr};
 pub use metrics_file::MetricsFile;
 pub(crate) use ranks::dismiss;
-pub use records::{BestRecord, EndRecord, EvaluationRecord, StepRecord, write_line};
+pub use records::{BestRecord, EndRecord, EvaluationRecord, RankRecord, StepRecord, write_line};
 pub use tensorboard::EventFile;
 pub use train_loop::TrainLoop;
 pub use validation::ValidationSet;
@@ -49,6 +49,8 @@ pub struct Trainer {
     lr: Lr,
     feed: Feed,
     seconds: f64,
+    /// The part of them in which this rank did not wait for others.
+    busy: Duration,
     positions: u64,
     stop: Arc<AtomicBool>,
     facts: BTreeMap<String, String>,
@@ -70,6 +72,7 @@ impl Trainer {
             lr,
             feed,
             seconds: 0.0,
+            busy: Duration::ZERO,
             positions: 0,
             stop: Arc::default(),
             facts,
@@ -153,7 +156,7 @@ impl Trainer {
     ///
     /// When the data cannot be read, or the loss or the gradient is not finite.
     pub fn step(&mut self) -> Result<StepRecord, TrainError> {
-        let begin = Instant::now();
+        let (begin, waited) = (Instant::now(), self.run.waited());
         self.lead()?;
         let step = self.run.steps() + 1;
         let group = self.batches.next_group()?;
@@ -170,8 +173,10 @@ impl Trainer {
         let loss = self.run.step_loss();
         self.taken = self.batches.position();
         let tokens = group.sequences * self.batches.source().seq_len() as u64;
-        let seconds = begin.elapsed().as_secs_f64();
+        let taken = begin.elapsed();
+        let seconds = taken.as_secs_f64();
         self.seconds += seconds;
+        self.busy += taken.saturating_sub(self.run.waited().saturating_sub(waited));
         self.positions += tokens;
         let tokens_per_second = tokens as f64 / seconds;
         let passed = group.first + group.sequences;
@@ -248,15 +253,20 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// When the process's memory cannot be read.
+    /// When the process's memory cannot be read, or a rank has ended.
     pub fn end(&self) -> Result<EndRecord, TrainError> {
+        let (planned, own) = (self.run.plan().arena_bytes, self.run.engine().measured_peak());
+        let ranks = self.rank_records()?;
+        let other = ranks.iter().map(|rank| rank.peak_bytes).find(|&peak| peak != planned);
         Ok(EndRecord {
-            planned_peak_bytes: self.run.plan().arena_bytes,
-            measured_peak_bytes: self.run.measured_peak(),
+            planned_peak_bytes: planned,
+            measured_peak_bytes: other.unwrap_or(own),
             process_peak_bytes: self.run.held()?,
             tokens_per_second: self.positions as f64 / self.seconds.max(f64::MIN_POSITIVE),
             best: None,
             stopped_early: false,
+            slowest_rank: RankRecord::slowest(&ranks),
+            ranks,
         })
     }
 

@@ -7,15 +7,19 @@
 //!
 //! The others never evaluate, never write a file, and know nothing of signals. They wait for the next word without a limit,
 //! as long as rank 0 lives. A word carries the step and the place in the data, so that ranks that drifted apart are told.
-//! While rank 0 saves, its words ask for pieces of the state that ranks divide among them.
+//! While rank 0 saves, its words ask for pieces of the state that ranks divide among them; at the end, for what each rank held
+//! and how long it was busy.
 
 use plimsoll_exec::{Communicator, ExecError};
 use plimsoll_graph::StateKind;
 
 use super::Trainer;
+use super::records::RankRecord;
 use crate::error::TrainError;
 use crate::run::{WORD_BYTES, Word};
 
+/// Numbers that each rank tells of itself at the end, of eight bytes each.
+const FIGURES: usize = 3;
 /// Bytes of state that are sent at a time.
 const PIECE: usize = 256 << 10;
 
@@ -69,6 +73,28 @@ impl Trainer {
         Ok(())
     }
 
+    /// What each rank has held, and how long it has computed; nothing for a run alone. The other ranks wait for rank 0's
+    /// words.
+    pub(super) fn rank_records(&self) -> Result<Vec<RankRecord>, TrainError> {
+        self.tell(Word::Figures)?;
+        self.share_figures()
+    }
+
+    fn share_figures(&self) -> Result<Vec<RankRecord>, TrainError> {
+        let Some(world) = self.run.communicator() else { return Ok(Vec::new()) };
+        let figures: [u64; FIGURES] =
+            [self.run.engine().measured_peak(), self.run.own_bytes()?, self.busy.as_nanos() as u64];
+        let mut all = vec![0; world.ranks() * size_of_val(&figures)];
+        world.gather(&figures.map(u64::to_le_bytes).concat(), &mut all)?;
+        let mut numbers = all.as_chunks().0.iter().copied().map(u64::from_le_bytes);
+        let record = |rank| {
+            let [peak_bytes, process_bytes, nanoseconds] =
+                std::array::from_fn(|_| numbers.next().unwrap_or_default());
+            RankRecord { rank, peak_bytes, process_bytes, busy_seconds: nanoseconds as f64 / 1e9 }
+        };
+        Ok((0..world.ranks()).map(record).collect())
+    }
+
     /// Takes the steps that rank 0 tells of, and gives it the state it asks for, until it tells of the end.
     ///
     /// # Errors
@@ -83,6 +109,7 @@ impl Trainer {
                     room.resize(count as usize, 0);
                     self.run.give(world, [state, first], &mut room)?;
                 }
+                Word::Figures => drop(self.share_figures()?),
                 Word::State { .. } => {
                     return Err(TrainError::Config("rank 0 sent its state a second time".into()));
                 }

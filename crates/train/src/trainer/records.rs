@@ -97,8 +97,29 @@ impl From<Best> for BestRecord {
     }
 }
 
-/// The last line of a run.
+/// One of several ranks, at the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankRecord {
+    /// Its number.
+    pub rank: usize,
+    /// The most bytes of its arena that were in use.
+    pub peak_bytes: u64,
+    /// Peak resident memory of its process, or its part of one where ranks are threads.
+    pub process_bytes: u64,
+    /// Seconds of its steps in which it did not wait for other ranks.
+    pub busy_seconds: f64,
+}
+
+impl RankRecord {
+    /// The number of the rank that the others waited for the most: the one that was busy the longest.
+    pub fn slowest(ranks: &[RankRecord]) -> Option<usize> {
+        let longest = ranks.iter().max_by(|a, b| a.busy_seconds.total_cmp(&b.busy_seconds));
+        longest.map(|record| record.rank)
+    }
+}
+
+/// The last line of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename = "end")]
 pub struct EndRecord {
     /// Size of the arena according to the plan.
@@ -116,6 +137,12 @@ pub struct EndRecord {
     /// Whether the run ended before its last step because it no longer got better.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped_early: bool,
+    /// Every rank, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<RankRecord>,
+    /// The rank that was busy the longest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowest_rank: Option<usize>,
 }
 
 /// Steps in a record of an earlier version, which did not store their number: one.
@@ -199,11 +226,22 @@ mod tests {
             tokens_per_second: 10.5,
             best: None,
             stopped_early: false,
+            ranks: Vec::new(),
+            slowest_rank: None,
         };
         let expected = "{\"event\":\"end\",\"planned_peak_bytes\":1024,\"measured_peak_bytes\":1000,\
                         \"process_peak_bytes\":5000,\"tokens_per_second\":10.5}\n";
         assert_eq!(line(&end), expected);
         assert_eq!(serde_json::from_str::<EndRecord>(expected).unwrap(), end);
+        let rank = |rank, busy_seconds| RankRecord { rank, peak_bytes: 1, process_bytes: 2, busy_seconds };
+        let ranks = vec![rank(0, 1.5), rank(1, 2.5), rank(2, 2.0)];
+        let several = EndRecord { slowest_rank: RankRecord::slowest(&ranks), ranks, ..end };
+        assert!(
+            line(&several).ends_with("\"busy_seconds\":2.0}],\"slowest_rank\":1}\n"),
+            "{}",
+            line(&several)
+        );
+        assert_eq!(serde_json::from_str::<EndRecord>(&line(&several)).unwrap(), several);
     }
 
     #[test]

@@ -82,19 +82,54 @@ fn exchanges_take_the_time_of_the_stated_links_and_say_how_much_of_it_shows() {
     let (far, far_step) = of(16);
     assert_eq!((near.ranks, far.ranks), (8, 16));
     // Ten parameters: a scatter and a gather for each, and one sum of the squares in two turns.
-    let latency = |each: f64, doublings: f64| (2.0 * 10.0 + 2.0) * doublings * each;
-    assert!((near.seconds - latency(1e-6, 3.0) - near.wire_bytes as f64 / 1e9).abs() < 1e-9);
-    assert!((far.seconds - latency(1e-5, 4.0) - far.wire_bytes as f64 / 1e8).abs() < 1e-9);
+    let turns = 2.0 * 10.0 + 2.0;
+    assert!((near.seconds - turns * 3.0 * 1e-6 - near.wire_bytes as f64 / 1e9).abs() < 1e-9);
+    // Two nodes of eight ranks, and a card for each rank: bytes leave a node by eight cards.
+    let latency = 3.0 * 1e-6 + 1e-5;
+    assert!((far.seconds - turns * latency - far.wire_bytes as f64 / 8e8).abs() < 1e-9);
     assert!(far.exposed_seconds > near.exposed_seconds && far_step > near_step);
     assert!(near.exposed_seconds <= near.seconds && far.exposed_seconds <= far.seconds);
 }
 
+#[test]
+fn from_two_ranks_on_the_least_memory_of_a_rank_never_grows_where_recompute_is_free() {
+    for stage in [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients, ZeroStage::Auto] {
+        let counts = [2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31, 64, 100, 128, 1000, 1024];
+        let least: Vec<u64> = counts.iter().map(|&ranks| least(stage, ranks)).collect();
+        assert!(least.windows(2).all(|pair| pair[1] <= pair[0]), "{stage:?}: {least:?}");
+        let divided = stage != ZeroStage::Whole;
+        assert_eq!(least.last() < least.first(), divided, "{stage:?}: {least:?}");
+    }
+}
+
+/// Bytes of the smallest arena of one of several ranks.
+fn least(zero_stage: ZeroStage, ranks: usize) -> u64 {
+    match in_arena_of(ranks, zero_stage, 1) {
+        Err(TrainError::Budget { smallest, .. }) => smallest.arena_bytes,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// The plan of one of four ranks in an arena of this size.
 fn in_arena(zero_stage: ZeroStage, total: u64) -> Result<Choice, TrainError> {
-    let options = Options { rank_links: None, recompute: None, ..options(4, zero_stage) };
+    in_arena_of(4, zero_stage, total)
+}
+
+fn in_arena_of(ranks: usize, zero_stage: ZeroStage, total: u64) -> Result<Choice, TrainError> {
+    let options = Options { rank_links: None, recompute: None, ..options(ranks, zero_stage) };
     let device = options.device().unwrap();
-    let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
+    let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: Some(1 << 40) };
     plan_within(&model, |graph: &Graph| device.facts(graph), &options, budget).map(|planned| planned.choice)
+}
+
+#[test]
+fn no_way_out_is_named_that_ranks_refuse() {
+    let offload = |ranks: usize| {
+        let error = in_arena_of(ranks, ZeroStage::Whole, least(ZeroStage::Whole, ranks) - 1).unwrap_err();
+        error.hints().iter().any(|hint| hint.contains("--offload"))
+    };
+    assert!(offload(1), "a rank alone may offload");
+    assert!(!offload(2));
 }
 
 #[test]
@@ -106,11 +141,8 @@ fn the_lowest_stage_that_fits_is_taken_where_none_is_named() {
         names.retain(|name| name.rsplit('.').next() == Some("head"));
         names.len()
     };
-    let least = |stage| match in_arena(stage, 1) {
-        Err(TrainError::Budget { smallest, .. }) => smallest.arena_bytes,
-        other => panic!("{other:?}"),
-    };
-    let [whole, moments, gradients] = [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients].map(least);
+    let [whole, moments, gradients] =
+        [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients].map(|stage| least(stage, 4));
     assert!(gradients < moments && moments < whole, "{gradients} {moments} {whole}");
     // Two moments of the head are divided, and then its gradient.
     for (bytes, expected) in [(whole, 0), (whole - 1, 2), (moments, 2), (moments - 1, 3), (gradients, 3)] {

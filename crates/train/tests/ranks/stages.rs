@@ -174,6 +174,34 @@ fn a_run_whose_step_is_not_finite_is_saved_with_the_moments_of_all_ranks() {
 }
 
 #[test]
+fn an_optimizer_of_whole_matrices_trains_with_the_stage_that_divides_nothing() {
+    let folder = folder();
+    let apollo = RawConfig {
+        optim: Some("apollo_adamw".into()),
+        optim_args: Some("rank=8".into()),
+        momentum: None,
+        ..settings(folder.path(), 2)
+    };
+    let session = train(&apollo).session;
+    let run = session.trainer().run();
+    assert!(run.states().all(|(name, ty)| run.whole_type(name) == Some(ty)), "nothing is divided");
+}
+
+#[test]
+fn two_runs_of_the_same_ranks_and_stage_agree_to_the_bit() {
+    let folder = folder();
+    for name in ["1", "2"] {
+        let raw = || stage(name, RawConfig { bf16: Some(true), ..unlimited(folder.path(), 4) });
+        let clipped = || RawConfig { max_grad_norm: Some(0.25), global_batch: Some(16), ..raw() };
+        let [first, second] = [clipped(), clipped()].map(|raw| train(&raw));
+        assert_eq!(bits(&first.losses), bits(&second.losses), "stage {name}");
+        assert_eq!(bits(&first.norms), bits(&second.norms), "stage {name}");
+        let [first, second] = [first, second].map(|of| kept(of.session.trainer().run()));
+        assert_eq!(first, second, "stage {name}");
+    }
+}
+
+#[test]
 fn divisions_that_cannot_work_are_refused_with_a_way_out() {
     let folder = folder();
     let of = |change: fn(&mut RawConfig)| {
@@ -184,6 +212,8 @@ fn divisions_that_cannot_work_are_refused_with_a_way_out() {
     };
     let muon = of(|raw| (raw.optim, raw.momentum) = (Some("muon".into()), None));
     assert!(muon.contains("updates whole matrices") && muon.contains("zero_stage 0"), "{muon}");
+    let apollo = of(|raw| (raw.optim, raw.momentum) = (Some("apollo_adamw".into()), None));
+    assert!(apollo.starts_with("optim apollo_adamw updates whole matrices"), "{apollo}");
     let random = of(|raw| raw.weights_dtype = Some("bf16".into()));
     assert!(random.contains("bf16-master"), "{random}");
     let later = of(|raw| raw.zero_stage = Some("3".into()));

@@ -118,6 +118,10 @@ impl Communicator for MessageRank {
         self.sent.load(Ordering::Relaxed)
     }
 
+    fn waited(&self) -> Duration {
+        self.queue.waited()
+    }
+
     fn ranks_in_process(&self) -> usize {
         1
     }
