@@ -59,8 +59,9 @@ impl Run {
     /// Makes the run one rank of several; its device has joined them already.
     pub(crate) fn join(&mut self, communicator: &Arc<dyn Communicator>) {
         let ranks = communicator.ranks();
-        // The loss, the peak, the bytes of the process, the losses that the graph adds, and those of probes.
-        let bytes = (3 + self.added.len() + self.probes.as_ref().map_or(0, Probes::count)) * NUMBER;
+        // The loss, the peak, the bytes of the process, the losses that the graph adds, those of probes, and answers.
+        let probed = self.probes.as_ref().map_or(0, |probes| probes.count() + 1);
+        let bytes = (3 + self.added.len() + probed) * NUMBER;
         self.others = Some(Peers {
             communicator: Arc::clone(communicator),
             own: vec![0; bytes],
@@ -99,7 +100,8 @@ impl Run {
     /// The mean loss of the last step over the targets of all ranks.
     pub fn step_loss(&self) -> f64 {
         let own = || self.losses.iter().copied().map(f64::from).sum();
-        self.others.as_ref().map_or_else(own, |others| others.loss)
+        let sum: f64 = self.others.as_ref().map_or_else(own, |others| others.loss);
+        sum / self.probes.as_ref().map_or(1.0, Probes::divisor)
     }
 
     /// The highest byte that any rank's arena was used to, or the one of a rank that differs from the plan.
@@ -127,7 +129,8 @@ impl Run {
         };
         let probed = self.probes.iter().flat_map(|probes| &probes.losses).map(|&loss| f64::from(loss));
         let added = self.added.iter().map(|added| f64::from(added.sum));
-        let numbers = [own, peak as f64, held as f64].into_iter().chain(added).chain(probed);
+        let answers = self.probes.iter().map(|probes| probes.answers as f64);
+        let numbers = [own, peak as f64, held as f64].into_iter().chain(added).chain(probed).chain(answers);
         for (place, number) in others.own.chunks_exact_mut(NUMBER).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -147,6 +150,7 @@ impl Run {
         }
         if let Some(probes) = &mut self.probes {
             let (first, count) = (3 + self.added.len(), probes.count());
+            probes.answers = words.clone().map(|word| number(word, first + count) as u64).sum();
             for (rank, word) in words.enumerate() {
                 probes.add_rank(rank, (first..first + count).map(|at| number(word, at) as f32));
             }
