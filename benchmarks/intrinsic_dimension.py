@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Finds the smallest random subspace that reaches 90 % of full training's gain on the task of `zeroth_order_task.py`.
 
-    python3 benchmarks/intrinsic_dimension.py PLIMSOLL FOLDER [--device cuda] [--steps 400] [--base-steps 1500] [--target 0.9]
+    python3 benchmarks/intrinsic_dimension.py PLIMSOLL FOLDER [--device cuda] [--steps 400] [--base-steps 1500] [--target 0.9] [--seed 0]
 
 The base model and the rows are those of that script, whose FOLDER serves this one too. The curve is printed by
-`plimsoll intrinsic` and drawn in FOLDER/intrinsic/intrinsic.html; runs that are over are not repeated.
+`plimsoll intrinsic` and drawn in FOLDER/intrinsic-SEED/intrinsic.html; runs that are over are not repeated.
 """
 
 import argparse
@@ -23,13 +23,13 @@ def main():
         model=task.WORK / "base",
         data=task.WORK / "train.jsonl",
         eval_data=task.WORK / "validation.jsonl",
-        output_dir=task.WORK / "intrinsic",
+        output_dir=task.WORK / f"intrinsic-{ARGS.seed}",
         max_steps=ARGS.steps,
         learning_rate=3e-4,
         subspace_learning_rate=3e-3,
         lr_scheduler_type="linear",
         target=ARGS.target,
-        seed=0,
+        seed=ARGS.seed,
         save_steps=10**6,
         report_to="none",
         device=ARGS.device,
@@ -46,6 +46,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--base-steps", type=int, default=1500)
     parser.add_argument("--target", type=float, default=0.9)
+    parser.add_argument("--seed", type=int, default=0)
     ARGS = task.ARGS = parser.parse_args()
     task.WORK = ARGS.folder.resolve()
     task.WORK.mkdir(parents=True, exist_ok=True)

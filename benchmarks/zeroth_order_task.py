@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fine-tunes one small model with AdamW, `mezo` and `es` and compares their gains on rows that none of them trained on.
 
-    python3 benchmarks/zeroth_order_task.py PLIMSOLL FOLDER [--device cuda] [--sweep] > table.md
+    python3 benchmarks/zeroth_order_task.py PLIMSOLL FOLDER [--device cuda] [--sweep | --fitness] > table.md
 
 The task imitates what training without a backward pass is for: weights that know the subject already, and a small set of rows that says
 what is wanted. A made-up inspector writes reports of three findings and a verdict. A base model is trained from nothing on 20,000 reports
@@ -11,7 +11,8 @@ word of each kind. The loss is that of the verdict alone.
 
 A gain is the validation loss of the base less that at the end of a run. Exit status 1 means that the mean over three seeds of
 `mezo` or of `es` gained less than half of AdamW's mean. `--sweep` tries a few learning rates with a seed of its own and prints
-the losses instead. Runs whose record is in FOLDER are not repeated.
+the losses instead. `--fitness` ranks the members of `es` by loss, accuracy and exact match in turn, one seed each, and prints which part of
+the verdicts of the validation rows each gets wrong, to the letter, before and after. Runs whose record is in FOLDER are not repeated.
 """
 
 import argparse
@@ -105,6 +106,23 @@ def sweep():
             print(way, f"{rate:g}", tuned(way, 9, learning_rate=rate), flush=True)
 
 
+def wrong_answers(model, tag):
+    """The part of the validation rows whose verdict a model does not write: the fitness of a population that is not moved."""
+    settings = TASK | dict(model=model, data=WORK / "validation.jsonl", global_batch=500, optim="es", population=2, zo_eps=1e-9,
+                           es_fitness="exact-match", learning_rate=1e-12, max_steps=1, output_dir=WORK / f"out-errors-{tag}", save_steps=10**6)
+    return run(f"errors-{tag}", settings)[0]["loss"]
+
+
+def fitness():
+    print("| fitness | steps | wrong answers before | after | validation loss after |\n|---|--:|--:|--:|--:|")
+    before = wrong_answers(WORK / "base", "base")
+    for name in ("loss", "accuracy", "exact-match"):
+        tag = f"es-0-{name}"
+        losses = evaluations(tag, dict(max_steps=STEPS["es"], seed=0) | WAYS["es"] | dict(es_fitness=name))
+        after = wrong_answers(WORK / f"out-{tag}", name)
+        print(f"| `{name}` | {STEPS['es']} | {100 * before:.1f} % | {100 * after:.1f} % | {losses[STEPS['es']]:.4f} |", flush=True)
+
+
 def main():
     if not (WORK / "train.jsonl").exists():
         write_data()
@@ -114,6 +132,8 @@ def main():
     if ARGS.sweep:
         print("base", start)
         return sweep()
+    if ARGS.fitness:
+        return fitness()
     ends = {way: [tuned(way, seed)[STEPS[way]] for seed in SEEDS] for way in WAYS}
     gains = {way: start - fmean(losses) for way, losses in ends.items()}
     print(f"Validation loss of the base model: {start:.4f}\n")
@@ -132,6 +152,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--fitness", action="store_true")
     ARGS = parser.parse_args()
     WORK = ARGS.folder.resolve()
     WORK.mkdir(parents=True, exist_ok=True)

@@ -580,11 +580,25 @@ def subspaces():
     record("subspace_grad.plain", [dw], [projection.T @ dw.flatten()])
 
 
+def errors():
+    """Behind the groups that were there: targets that are not the likeliest word, and runs of targets that hold such a one."""
+    x, w = torch.randn(12, 6).round().double(), torch.randn(4, 6).round().double()
+    likeliest = torch.from_numpy(F.linear(x, w).numpy().argmax(-1))  # the first of equals
+    targets = likeliest.clone()
+    targets[[1, 7]] = (targets[[1, 7]] + 1) % 4
+    targets[[0, 4, 9]] = IGNORE
+    scale = torch.tensor(0.25).double()
+    wrong = (targets != likeliest) & (targets != IGNORE)
+    runs = [slice(1, 4), slice(5, 6), slice(6, 9), slice(10, 12)]  # inside sequences of 6
+    record("head_errors.tokens", [x, w, targets, scale], [scale * wrong.sum()])
+    record("head_errors.answers", [x, w, targets, scale], [scale * sum(wrong[run].any() for run in runs)])
+
+
 def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
     groups = (movement, elementwise, products, norms, embedding, rope, attention, losses, updates)
-    for group in (*groups, hyperbolic, networks, logistic, routing, experts, balance, named_optimizers, probed, row_norms, projected, subspaces):
+    for group in (*groups, hyperbolic, networks, logistic, routing, experts, balance, named_optimizers, probed, row_norms, projected, subspaces, errors):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

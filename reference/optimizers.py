@@ -10,7 +10,10 @@ The weight is (65, 64); it and its ten gradients come from a recurrence that any
     scale.m, scale.v  f32, one per block
     decay.<model>     text: names of the parameters that Hugging Face's trainer decays, one per line, as u8
 
-SGD and AdamW are torch's own, Lion is bitsandbytes', Adafactor transformers' as its trainer calls it. Muon is torch's with
+    lion_8bit.few     the weight after three steps of bitsandbytes' 8-bit Lion
+    lion_8bit.m, lion_8bit.m_scale  its moment after the first: u8, and f32 for each block
+
+SGD and AdamW are torch's own, Lion is bitsandbytes' with a moment of 32 and of 8 bits, Adafactor transformers' as its trainer calls it. Muon is torch's with
 the learning rate adjusted to AdamW's, in f32 where torch iterates in bf16; `main` prints how far that is from torch's own.
 APOLLO is its authors', with projections drawn as plimsoll draws them (seed 0, a new one every four steps).
 8-bit AdamW is written here from the publication (Dettmers et al., 2022), with one
@@ -124,6 +127,15 @@ def adamw_8bit(start: torch.Tensor, golden: dict[str, torch.Tensor]) -> torch.Te
     return weight
 
 
+def lion_8bit(start: torch.Tensor, steps: int, rates: dict) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    weight = torch.nn.Parameter(start.clone().view(ROWS, COLUMNS))
+    optimizer = bitsandbytes.optim.Lion8bit([weight], **rates)
+    for step in range(1, steps + 1):
+        weight.grad = gradient(step).view(ROWS, COLUMNS)
+        optimizer.step()
+    return weight.detach(), optimizer.state[weight]
+
+
 def adamw_half_moments(start: torch.Tensor) -> torch.Tensor:
     held = [torch.zeros(COUNT), torch.zeros(COUNT)]
 
@@ -185,6 +197,10 @@ def main():
     golden["adamw_8bit"] = adamw_8bit(start, golden)
     lion = {"lr": LR, "betas": BETAS, "weight_decay": DECAY, "min_8bit_size": 1}
     golden["lion"] = matrix_run(start, lambda p: bitsandbytes.optim.Lion32bit(p, **lion))
+    golden["lion_8bit"] = lion_8bit(start, STEPS, lion)[0]
+    golden["lion_8bit.few"] = lion_8bit(start, 3, lion)[0]
+    first = lion_8bit(start, 1, lion)[1]
+    golden.update({"lion_8bit.m": first["state1"], "lion_8bit.m_scale": first["absmax1"]})
     adafactor = {"lr": LR, "weight_decay": DECAY, "scale_parameter": False, "relative_step": False}
     golden["adafactor"] = matrix_run(start, lambda p: Adafactor(p, **adafactor))
     momentum = {"lr": LR, "weight_decay": DECAY, "momentum": 0.9375, "adjust_lr_fn": "match_rms_adamw"}

@@ -1,4 +1,5 @@
-//! How the program ends: 0 when all is well, 2 for the user's mistakes, 1 for failures.
+//! How the program ends: 0 when all is well, 2 for the user's mistakes, 3 for runs whose numbers are no longer finite, 1 for
+//! other failures.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -6,6 +7,9 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll::TrainError;
+
+/// The exit code of a run whose numbers are no longer finite: a search of settings goes on after it.
+pub(crate) const DIVERGED: u8 = 3;
 
 /// Why a command stopped.
 #[derive(Debug)]
@@ -89,11 +93,11 @@ pub(crate) fn code(result: Result<(), Failure>) -> ExitCode {
     let Err(failure) = result else {
         return ExitCode::SUCCESS;
     };
-    let (users, hints) = match &failure {
+    let (code, hints) = match &failure {
         Failure::Unread => return ExitCode::SUCCESS,
         Failure::Elsewhere => return ExitCode::FAILURE,
-        Failure::Train(error) => (error.is_users(), error.hints()),
-        Failure::Other(_) => (false, Vec::new()),
+        Failure::Train(error) => (code_of(error), error.hints()),
+        Failure::Other(_) => (1, Vec::new()),
     };
     // Where standard error cannot be written to, the exit code is all that is left to say.
     let mut err = io::stderr().lock();
@@ -101,7 +105,15 @@ pub(crate) fn code(result: Result<(), Failure>) -> ExitCode {
     for hint in hints {
         let _ = writeln!(err, "hint: {}", printable(&hint));
     }
-    ExitCode::from(if users { 2 } else { 1 })
+    ExitCode::from(code)
+}
+
+fn code_of(error: &TrainError) -> u8 {
+    match error {
+        error if error.has_diverged() => DIVERGED,
+        error if error.is_users() => 2,
+        _ => 1,
+    }
 }
 
 #[cfg(test)]

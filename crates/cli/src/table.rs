@@ -132,10 +132,17 @@ fn millions(count: u64) -> String {
 
 /// The weights that are kept in few bits, apart from the others.
 fn quantised(out: &mut impl Write, summary: &Summary, weights: u64) -> io::Result<()> {
-    let Some(coded) = summary.planned.choice.program.train.graph.quantised_bytes() else { return Ok(()) };
-    let (form, whole, others) = (coded.form, size(coded.whole_bytes), weights.saturating_sub(coded.bytes));
+    let graph = &summary.planned.choice.program.train.graph;
+    let Some(coded) = graph.quantised_bytes() else { return Ok(()) };
+    let (form, whole, words) = (coded.form, size(coded.whole_bytes), graph.vocabulary_bytes());
     writeln!(out, "    linear layers {:>12}   {form}; {whole} as f32", size(coded.bytes))?;
-    writeln!(out, "    others        {:>12}   embedding, norms, head and adapters", size(others))
+    let shared = if words.tied { "   and head: one table" } else { "" };
+    writeln!(out, "    embedding     {:>12}{shared}", size(words.embedding))?;
+    if words.head > 0 {
+        writeln!(out, "    head          {:>12}", size(words.head))?;
+    }
+    let others = weights.saturating_sub(coded.bytes + words.embedding + words.head);
+    writeln!(out, "    others        {:>12}   norms and adapters", size(others))
 }
 
 /// The origin of a budget that was not stated.

@@ -210,7 +210,7 @@ fn steps_before_one_that_is_not_finite_are_saved_and_gone_on_from_by_name() {
     home.write("text.txt", text.replacen("line 70 ", "ship line 70 ", 1));
     poison(&home, rare);
     let (code, err) = train("--output-dir out");
-    assert_eq!(code, Some(1), "{err}");
+    assert_eq!(code, Some(3), "{err}");
     let checkpoints: Vec<String> =
         names(&home.path("out")).into_iter().filter(|name| name.contains('-')).collect();
     let [last] = &checkpoints[..] else { panic!("{checkpoints:?}\n{err}") };
@@ -236,7 +236,7 @@ fn steps_before_one_that_is_not_finite_are_saved_and_gone_on_from_by_name() {
     );
     assert!(code == Some(2) && err.starts_with(&expected), "{err}");
     let (code, err) = train(&format!("--output-dir out --resume out/{last} --learning-rate 0.00001"));
-    assert!(code == Some(1) && err.contains(&format!("going on after step {step} of out/{last}\n")), "{err}");
+    assert!(code == Some(3) && err.contains(&format!("going on after step {step} of out/{last}\n")), "{err}");
     assert!(err.ends_with(&told), "the same word is met again: {err}");
     assert_eq!(home.read(&format!("out/{last}/model.safetensors")), saved);
 }

@@ -75,6 +75,37 @@ fn the_search_ends_with_a_curve_and_does_not_repeat_its_runs() {
 }
 
 #[test]
+fn a_search_goes_on_after_runs_that_diverge_and_does_not_repeat_them() {
+    let home = home();
+    let command = |rates: &str, folder: &str| {
+        format!(
+            "intrinsic --model model --data train.jsonl --eval-data judge.jsonl {SMALL} --max-steps 6 {rates} \
+             --target 0.5 --output-dir {folder}"
+        )
+    };
+    let search = command("--learning-rate 0.01 --subspace-learning-rate 1e30", "search");
+    let (_, said) = home.done(&search);
+    assert!(said.contains("training d-10\n") && said.contains("d-10 diverged; the search goes on"), "{said}");
+    assert!(said.contains("10 dimensions: loss NaN, nothing of the gain"), "{said}");
+    assert!(said.contains("no subspace of up to ") && said.contains(" reached 50 %"), "{said}");
+    // As a search leaves it that was killed before it noted how the run had ended.
+    fs::remove_file(home.path("search/d-10/diverged")).unwrap();
+    assert!(home.path("search/d-10/last-finite-1").is_dir());
+    let (_, again) = home.done(&search);
+    assert!(!again.contains("training ") && again.contains("no subspace of up to "), "{again}");
+    let full = command("--learning-rate 1e30", "full");
+    for trained in [2, 0] {
+        let said = texts(&home.command(&full).output().unwrap()).1;
+        assert!(said.contains("full training diverged, so there is no gain"), "{said}");
+        assert_eq!(
+            said.matches("training ").count() - said.matches("full training ").count(),
+            trained,
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn searches_and_dimensions_that_mean_nothing_are_refused() {
     let home = home();
     let search = format!("intrinsic --model model --data train.jsonl {SMALL}");
@@ -94,6 +125,11 @@ fn searches_and_dimensions_that_mean_nothing_are_refused() {
         let said = texts(&home.command(&format!("{search} {rest}")).output().unwrap()).1;
         assert!(said.contains(why), "{rest}: {said}");
     }
+    let preset = format!(
+        "intrinsic --model tiny --data train.jsonl {SMALL} --max-steps 5 --output-dir a --eval-split 0.2"
+    );
+    let said = texts(&home.command(&preset).output().unwrap()).1;
+    assert!(said.contains("`tiny` has no trained weights") && !said.contains("training start"), "{said}");
     let train = format!("train --model model --data text.txt {SMALL} --max-steps 1");
     for (rest, why) in [
         ("--intrinsic-dimension 0", "--intrinsic-dimension must be at least 1, got 0"),

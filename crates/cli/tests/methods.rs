@@ -46,6 +46,14 @@ fn an_8b_model_on_a_card_of_24_gib_is_told_what_fits() {
     let least = |name: &str| row(name)["least_bytes"].as_u64().unwrap() >> 30;
     assert_eq!(row("full")["fits"], false);
     assert_eq!(row("QLoRA")["fits"], true);
+    // Whole weights that no gradient updates need no master copy: they fit as they are read.
+    for (name, flags) in [
+        ("zeroth order", "--optim mezo --weights-dtype bf16"),
+        ("evolution", "--optim es --weights-dtype bf16"),
+    ] {
+        assert_eq!((&row(name)["fits"], &row(name)["flags"]), (&true.into(), &flags.into()));
+        assert!((15..18).contains(&least(name)), "{}", least(name));
+    }
     // The lengths of rows are a number for each output; their norms need no copy of a weight.
     assert!(least("DoRA") <= least("LoRA") + 1, "{} {}", least("DoRA"), least("LoRA"));
     assert_eq!(row("zeroth order, QLoRA")["fits"], true);
@@ -67,7 +75,9 @@ fn a_budget_too_small_for_full_training_names_the_methods_that_fit_it() {
     assert!(!refused.status.success(), "{said}");
     let ways = said.lines().filter_map(|line| line.strip_prefix("hint: `")?.split_once("` fits: "));
     let ways: Vec<(&str, &str)> = ways.filter(|(_, why)| why.contains("which trains")).collect();
-    assert!(ways.iter().any(|(flags, _)| *flags == "--lora-r 16 --load-in-4bit"), "{said}");
+    for flags in ["--lora-r 16 --load-in-4bit", "--optim mezo --weights-dtype bf16"] {
+        assert!(ways.iter().any(|(way, _)| *way == flags), "{flags}: {said}");
+    }
     for (flags, _) in ways {
         output(&format!("{asked} {flags}"));
     }
@@ -80,8 +90,12 @@ fn a_budget_too_small_for_full_training_names_the_methods_that_fit_it() {
 #[test]
 fn a_run_without_gradients_resumes_to_the_bit() {
     let home = support::Home::new();
-    for method in ["--optim mezo --zo-directions 2 --learning-rate 1e-3", "--optim es --population 4"] {
-        let name = &method[8..10];
+    for (name, method) in [
+        ("mezo", "--optim mezo --zo-directions 2 --learning-rate 1e-3"),
+        ("es", "--optim es --population 4"),
+        ("falling", "--optim es --population 4 --zo-eps-scheduler-type linear"),
+        ("accurate", "--optim es --population 4 --es-fitness accuracy"),
+    ] {
         let settings = format!("{} --data text.txt --seed 5 {method}", support::SMALL);
         let train = |rest: &str| home.done(&format!("train {settings} {rest}"));
         train(&format!("--max-steps 6 --output-dir {name}-whole"));
@@ -90,6 +104,30 @@ fn a_run_without_gradients_resumes_to_the_bit() {
         let weights = |folder: &str| home.read(&format!("{folder}/model.safetensors"));
         assert!(weights(&format!("{name}-whole")) == weights(&format!("{name}-half")), "{method}");
     }
+    // Nearer probes have other losses, though perhaps in the same order.
+    for other in ["falling", "accurate"] {
+        assert_ne!(home.losses("es-whole"), home.losses(&format!("{other}-whole")), "{other}");
+    }
+}
+
+#[test]
+fn a_fitness_without_a_gradient_is_a_share_of_errors_and_needs_data_that_shows_it() {
+    let home = support::Home::new();
+    let row = |n: usize| format!("{{\"prompt\": \"{n} and \", \"completion\": \"{}\"}}\n", n + 1);
+    home.write("chat.jsonl", (0..40).map(row).collect::<String>());
+    let settings =
+        format!("train {} --model tiny --optim es --max-steps 2 --json --es-fitness", support::SMALL);
+    for fitness in ["accuracy", "exact_match"] {
+        let lines = home.done(&format!("{settings} {fitness} --data chat.jsonl")).0;
+        let first: Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
+        // A model that was never trained gets nearly everything wrong, and no whole answer right.
+        let least = if fitness == "accuracy" { 0.8 } else { 1.0 };
+        let errors = first["loss"].as_f64().unwrap();
+        assert!((least..=1.0).contains(&errors), "{fitness}: {lines}");
+    }
+    let refused = home.command(&format!("{settings} exact-match --data text.txt")).output().unwrap();
+    let why = "--es-fitness exact-match compares answers, and a text has none; give --data with prompts";
+    assert!(support::texts(&refused).1.contains(why), "{}", support::texts(&refused).1);
 }
 
 #[test]
@@ -100,6 +138,19 @@ fn settings_of_methods_without_gradients_are_refused_where_they_mean_nothing() {
         ("--optim mezo --population 8", "--population is for --optim es; leave it out"),
         ("--zo-eps 0.01", "--zo-eps is for --optim mezo and es; leave it out"),
         ("--optim mezo --zo-eps 0", "--zo-eps must be a number above 0, got 0"),
+        (
+            "--optim mezo --zo-eps-scheduler-type linear",
+            "--zo-eps-scheduler-type is for --optim es; leave it out",
+        ),
+        (
+            "--optim es --zo-eps-scheduler-type polynomial",
+            "`polynomial` is no zo_eps_scheduler_type; known are constant, linear and cosine",
+        ),
+        (
+            "--optim mezo --es-fitness accuracy",
+            "--es-fitness is for --optim es: slopes are those of a loss; leave it out",
+        ),
+        ("--optim es --es-fitness bleu", "there is no fitness `bleu`; known are loss, accuracy, exact-match"),
         ("--optim mezo --zo-directions 0", "--zo-directions must be 1 to 4096, got 0"),
         ("--optim mezo --update in-backward", "`--optim mezo` has no backward pass; leave out `--update`"),
     ] {

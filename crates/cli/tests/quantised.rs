@@ -34,6 +34,9 @@ fn a_run_over_four_bits_is_planned_stopped_resumed_to_the_bit_and_merged() {
     let (planned, _) =
         home.done(&format!("plan --synthetic --model llama --lora-r 2 --load-in-4bit {SIZES}"));
     assert!(planned.contains("nf4, scales in 8 bits; 288 KiB as f32"), "{planned}");
+    for line in ["    embedding  ", "    head  ", "    others  "] {
+        assert!(planned.contains(line), "{line}: {planned}");
+    }
     let train = training("--model llama --lora-r 2 --load-in-4bit");
     home.done(&format!("{train} --output-dir at-once"));
     home.done(&format!("{train} --output-dir paused --stop-after 2"));

@@ -59,7 +59,7 @@ impl Share {
         let (products, bytes) = match op {
             Op::Attention { .. } => (0.45, 1.0),
             Op::AttentionGrad { .. } => (0.36, 1.0),
-            Op::HeadLoss(_) | Op::HeadLossGrad { .. } => (0.8, 0.8),
+            Op::HeadLoss(_) | Op::HeadLossGrad { .. } | Op::HeadErrors { .. } => (0.8, 0.8),
             // Of the rate of products by a library, as an H200 ran them (`benchmarks/mixtures_h200_20261116.md`).
             Op::GroupedLinear | Op::GroupedLinearGradInput => (0.4, 1.0),
             Op::GroupedLinearGradWeight => (0.25, 1.0),

@@ -58,7 +58,7 @@ macro_rules! source {
 }
 
 /// Every file of kernels.
-pub const SOURCES: [KernelSource; 26] = [
+pub const SOURCES: [KernelSource; 27] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),
@@ -70,6 +70,7 @@ pub const SOURCES: [KernelSource; 26] = [
     source!("norms", true),
     source!("row_norms", true),
     source!("softmax", true),
+    source!("errors", true),
     source!("routing", true),
     source!("experts", true),
     source!("grouped", true),

@@ -81,7 +81,7 @@ pub fn faulty_cases() -> Vec<Case> {
 fn stays_whole(op: &Op, index: usize) -> bool {
     match op {
         Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => index == 2,
-        Op::HeadLoss(_) | Op::HeadLossGrad { .. } => index == 3,
+        Op::HeadLoss(_) | Op::HeadLossGrad { .. } | Op::HeadErrors { .. } => index == 3,
         Op::LayerNormGradWeight => index == 1 || index == 2,
         Op::RmsNormGradWeight => index == 1,
         _ => false,

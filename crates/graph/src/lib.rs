@@ -22,6 +22,7 @@
 mod autodiff;
 mod builder;
 mod cost;
+mod count_errors;
 mod dtype;
 mod error;
 mod freeze;
@@ -43,10 +44,12 @@ mod tape;
 mod text;
 mod tile;
 mod verify;
+mod vocabulary;
 
 pub use autodiff::differentiate;
 pub use builder::checkpoint;
 pub use cost::{Work, work};
+pub use count_errors::{ErrorsOf, count_errors};
 pub use dtype::DType;
 pub use error::GraphError;
 pub use freeze::freeze;
@@ -66,3 +69,4 @@ pub use shape::{Axes, MAX_RANK, Shape, Type};
 pub use store::{Storage, store};
 pub use tape::gradient_name;
 pub use tile::tile;
+pub use vocabulary::VocabularyBytes;

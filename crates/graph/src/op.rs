@@ -385,6 +385,15 @@ pub enum Op {
         /// Whether `db` is wanted.
         bias: bool,
     },
+    /// `(x, w, targets, scale[, b][, x₂, w₂]) → scale · errors` of the logits of [`Op::HeadLoss`]: targets that are not the
+    /// first of the largest logits of their row, or answers that hold such a target. A row whose logits are not all numbers
+    /// below ∞ makes the result NaN.
+    HeadErrors {
+        /// As in [`Op::HeadLoss`]; ignored targets are no errors.
+        head: Head,
+        /// Rows of a sequence, where answers are counted: an answer is a run of targets of one sequence that are not ignored.
+        answers: Option<usize>,
+    },
 
     // ---- state ---------------------------------------------------------------------------------
     /// `(x) → s += x`, the sum rounded to the element type of `s`.
@@ -578,6 +587,7 @@ impl Op {
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad",
             Op::HeadLoss(_) => "head_loss",
             Op::HeadLossGrad { .. } => "head_loss_grad",
+            Op::HeadErrors { .. } => "head_errors",
             Op::Accumulate { .. } => "accumulate",
             Op::SumSquares => "sum_squares",
             Op::ClipScale { .. } => "clip_scale",
@@ -668,7 +678,8 @@ impl Op {
             Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::HeadLoss(_)
-            | Op::HeadLossGrad { .. } => Family::Losses,
+            | Op::HeadLossGrad { .. }
+            | Op::HeadErrors { .. } => Family::Losses,
             Op::Accumulate { .. }
             | Op::SumSquares
             | Op::ClipScale { .. }
@@ -834,7 +845,11 @@ impl Op {
     /// read in pieces, each of which is widened as it is read.
     pub fn reads_half(&self, input: usize) -> bool {
         match self {
-            Op::Linear { .. } | Op::GroupedLinear | Op::HeadLoss(_) | Op::HeadLossGrad { .. } => input == 1,
+            Op::Linear { .. }
+            | Op::GroupedLinear
+            | Op::HeadLoss(_)
+            | Op::HeadLossGrad { .. }
+            | Op::HeadErrors { .. } => input == 1,
             Op::LinearGradInput { .. } | Op::GroupedLinearGradInput | Op::Embedding | Op::Subspace { .. } => {
                 input == 0
             }
@@ -862,7 +877,7 @@ impl Op {
             Op::Mlp(mlp) => input > mlp.products(),
             Op::MlpGrad { mlp, .. } => input >= 2 + mlp.products(),
             Op::Linear { .. } | Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => input == 2,
-            Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => {
+            Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } | Op::HeadErrors { head, .. } => {
                 input == 3 || head.bias && input == 4 || head.second && input == head.second_at() + 1
             }
             _ => false,
@@ -880,6 +895,7 @@ impl Op {
                 | Op::Mlp(_)
                 | Op::GroupedLinear
                 | Op::HeadLoss(_)
+                | Op::HeadErrors { .. }
         )
     }
 }

@@ -100,6 +100,11 @@ impl TrainError {
         matches!(self, TrainError::NotFinite { .. } | TrainError::Exec(ExecError::NotFinite(_)))
     }
 
+    /// Whether the numbers of a run ceased to be finite, so that the same settings lead to the same end.
+    pub fn has_diverged(&self) -> bool {
+        self.is_not_finite() || matches!(self, TrainError::PartlyUpdated { .. })
+    }
+
     /// The user's error for a search under `budget` that found nothing.
     pub fn search(error: SearchError, budget: &Budget) -> TrainError {
         match error {

@@ -50,8 +50,8 @@ pub use config::{
 pub use error::{Alternative, LackingRoom, TrainError};
 pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, timed_machine};
 pub use optimizer::{
-    FEWEST_FOR_CODES, FloatStorage, LowRank, Optimizer, OptimizerKind, StateStorage, Update, WeightStorage,
-    append as append_optimizer, append_in_backward, append_two_pass,
+    FEWEST_FOR_CODES, Fitness, FloatStorage, LowRank, Optimizer, OptimizerKind, StateStorage, Update,
+    WeightStorage, append as append_optimizer, append_in_backward, append_two_pass,
 };
 pub use planning::{
     Adapted, Model, Offload, Options, Planned, Programs, TrainOnly, ZeroStage, budget_for,

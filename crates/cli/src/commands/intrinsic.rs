@@ -6,25 +6,29 @@
 //! ```
 //!
 //! Every run is a process of its own, which resumes from its newest checkpoint; a run whose last evaluation is on record is
-//! not repeated. So the same command goes on after an interruption. The search itself is the library's.
+//! not repeated, nor is one that diverged. So the same command goes on after an interruption. The search itself is the
+//! library's.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use plimsoll::training::checkpoint::Checkpoints;
 use plimsoll::training::files::write_whole;
 use plimsoll::training::job::{IntrinsicCurve, IntrinsicStep};
 use plimsoll::training::trainer::EvaluationRecord;
-use plimsoll::training::{Config, RawConfig};
+use plimsoll::training::{Config, Origin, RawConfig};
 use plimsoll::{StateKind, TrainError};
 use serde_json::Value;
 
 use crate::args::IntrinsicArgs;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 use crate::say::say;
 use crate::{guard, intrinsic_page};
 
+/// The file that marks the folder of a run which diverged.
+const DIVERGED: &str = "diverged";
 /// A learning rate that moves no weight by as much as its last bit.
 const NO_RATE: f64 = 1e-30;
 /// Learning rate of runs in a subspace.
@@ -38,12 +42,7 @@ pub(crate) fn run(args: &IntrinsicArgs) -> Result<(), Failure> {
         losses: BTreeMap::new(),
     };
     say(&format!("base model: loss {:.4}; full training: {:.4}\n", curve.start, curve.full))?;
-    let gained = curve.start > curve.full;
-    if !gained {
-        let why = "full training gained nothing, so there is no part of its gain to reach; give more --max-steps or another \
-                   --learning-rate, and another --output-dir";
-        return Err(TrainError::Config(why.into()).into());
-    }
+    check_gain(&curve)?;
     loop {
         match curve.next_step(args.target, search.parameters) {
             IntrinsicStep::Try(dimension) => {
@@ -56,6 +55,22 @@ pub(crate) fn run(args: &IntrinsicArgs) -> Result<(), Failure> {
             end => return search.answer(&curve, end, args.target),
         }
     }
+}
+
+/// Refuses a full training that leaves nothing to reach.
+fn check_gain(curve: &IntrinsicCurve) -> Result<(), Failure> {
+    let why = if !curve.start.is_finite() {
+        "the loss of the base model is not a finite number, so there is no gain to measure; give another --model, or look at \
+         --eval-data"
+    } else if !curve.full.is_finite() {
+        "full training diverged, so there is no gain to reach a part of; give a lower --learning-rate and another --output-dir"
+    } else if curve.start <= curve.full {
+        "full training gained nothing, so there is no part of its gain to reach; give more --max-steps or another \
+         --learning-rate, and another --output-dir"
+    } else {
+        return Ok(());
+    };
+    Err(TrainError::Config(why.into()).into())
 }
 
 /// One of the runs.
@@ -115,6 +130,13 @@ impl Search {
         let subspace_rate = args.subspace_learning_rate.unwrap_or(SUBSPACE_RATE);
         let mut search = Search { raw, folder, steps, parameters: 0, subspace_rate };
         let config = Config::check(&search.settings(&Kind::Full))?;
+        if matches!(config.origin, Origin::Scratch) {
+            return Err(mistake(&format!(
+                "`{}` has no trained weights, and subspaces move weights that were trained before; give a folder or a hub id \
+                 as --model",
+                config.name
+            )));
+        }
         Config::check(&search.settings(&Kind::Subspace(1)))?;
         let forward = config.model.architecture.training(1, 1)?;
         let trained =
@@ -175,20 +197,22 @@ impl Search {
         }
     }
 
-    /// The validation loss at the end of a run, which is trained unless it was before.
+    /// The validation loss at the end of a run, which is trained unless it was before; NaN of a run that diverged.
     fn loss(&self, kind: &Kind) -> Result<f64, Failure> {
         let settings = self.settings(kind);
         let (name, steps) = (kind.name(), settings.max_steps.unwrap_or(self.steps));
-        let metrics = self.folder.join(&name).join("metrics.jsonl");
-        if let Some(loss) = last_loss(&metrics, steps) {
+        let run = self.folder.join(&name);
+        if let Some(loss) = known_loss(&run, steps)? {
             return Ok(loss);
         }
         let path = self.folder.join(format!("{name}.toml"));
-        write_whole(&path, settings.to_toml()?.as_bytes())
-            .map_err(|error| TrainError::output(&path, &error))?;
+        write(&path, &settings.to_toml()?)?;
         say(&format!("training {name}\n"))?;
-        train(&path)?;
-        last_loss(&metrics, steps).ok_or_else(|| {
+        if train(&path)? == Ended::Diverged {
+            write(&run.join(DIVERGED), "the loss or a gradient was not a finite number\n")?;
+            say(&format!("{name} diverged; the search goes on without it\n"))?;
+        }
+        known_loss(&run, steps)?.ok_or_else(|| {
             Failure::Other(format!("{name} was stopped; give the same command again to go on from there"))
         })
     }
@@ -201,14 +225,45 @@ impl Search {
     }
 }
 
+/// How a run ended.
+#[derive(PartialEq)]
+enum Ended {
+    /// After its last step, or when it was asked to stop.
+    Well,
+    /// Its numbers were no longer finite.
+    Diverged,
+}
+
 /// Trains by a file of settings, in a process of its own, from where an earlier one ended.
-fn train(settings: &Path) -> Result<(), Failure> {
+fn train(settings: &Path) -> Result<Ended, Failure> {
     let failed = |why: String| Failure::Other(format!("the run of `{}` failed: {why}", settings.display()));
     let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
     let mut command = Command::new(program);
     command.args(["train", "--resume", "latest", "--json", "--settings"]).arg(settings);
     let status = command.stdout(Stdio::null()).status().map_err(|error| failed(error.to_string()))?;
-    if status.success() { Ok(()) } else { Err(failed(status.to_string())) }
+    match status.code() {
+        Some(0) => Ok(Ended::Well),
+        Some(code) if code == i32::from(exit::DIVERGED) => Ok(Ended::Diverged),
+        _ => Err(failed(status.to_string())),
+    }
+}
+
+/// Writes a file of the search.
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    Ok(write_whole(path, text.as_bytes()).map_err(|error| TrainError::output(path, &error))?)
+}
+
+/// The loss at the end of a run that need not be trained (again): NaN if it diverged, which it would do again.
+fn known_loss(run: &Path, steps: u64) -> Result<Option<f64>, Failure> {
+    if let Some(loss) = last_loss(&run.join("metrics.jsonl"), steps) {
+        return Ok(Some(loss));
+    }
+    if !run.is_dir() {
+        return Ok(None);
+    }
+    // A search that was killed may have left only the folder that the run itself wrote.
+    let diverged = run.join(DIVERGED).exists() || Checkpoints::last_finite_in(run)?.is_some();
+    Ok(diverged.then_some(f64::NAN))
 }
 
 /// The loss of the evaluation after `steps` steps, if it is on record; NaN where it was not finite.

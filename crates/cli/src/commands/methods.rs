@@ -11,7 +11,7 @@ use crate::table::size;
 pub(crate) fn table(rows: &[MethodRow], budget: u64, tokens: usize) -> String {
     let mut text = format!("methods in {}\n", size(budget));
     text.push_str("method                 trained        least      planned        step    tokens/s\n");
-    for MethodRow { method, figures } in rows {
+    for MethodRow { method, figures, .. } in rows {
         let _ = write!(text, "{:<20}", method.name);
         match figures {
             Ok(figures) => row(&mut text, figures, tokens),
@@ -23,16 +23,15 @@ pub(crate) fn table(rows: &[MethodRow], budget: u64, tokens: usize) -> String {
     text.push_str(
         "\nleast: memory of the smallest plan; planned: of the fastest one that fits. Quality as reported:\n",
     );
-    for MethodRow { method, .. } in rows {
-        let flags = method.flags();
-        let flags = if flags.is_empty() { flags } else { format!(" ({flags})") };
+    for MethodRow { method, flags, .. } in rows {
+        let flags = if flags.is_empty() { String::new() } else { format!(" ({flags})") };
         let _ = writeln!(text, "  {}{flags}: {}", method.name, method.quality);
     }
     text
 }
 
 fn row(text: &mut String, figures: &MethodFigures, tokens: usize) {
-    let MethodFigures { trained, least_bytes, plan } = *figures;
+    let MethodFigures { trained, least_bytes, plan, .. } = *figures;
     let _ = write!(text, "{:>10}{:>13}", parameters(trained), size(least_bytes));
     let _ = match plan {
         Some(MethodPlan { process_bytes, step_seconds, passes }) => {
@@ -57,11 +56,10 @@ fn parameters(count: u64) -> String {
 
 /// One row, by the names that scripts rely on.
 pub(crate) fn json(row: &MethodRow) -> Value {
-    let method =
-        json!({ "method": row.method.name, "flags": row.method.flags(), "quality": row.method.quality });
+    let method = json!({ "method": row.method.name, "flags": row.flags, "quality": row.method.quality });
     let more = match &row.figures {
         Err(why) => json!({ "fits": false, "refused": why }),
-        Ok(MethodFigures { trained, least_bytes, plan }) => json!({
+        Ok(MethodFigures { trained, least_bytes, plan, .. }) => json!({
             "trained_parameters": trained,
             "least_bytes": least_bytes,
             "fits": plan.is_some(),

@@ -62,25 +62,31 @@ impl Rows {
         losses: Option<Operand>,
         gradient: Option<Arg>,
     ) -> Result<(), ExecError> {
+        let losses = losses.map_or(Arg::Null, |losses| losses.pointer());
+        self.each(
+            to,
+            call,
+            "cross_entropy",
+            vec![self.scale.pointer(), losses, gradient.unwrap_or(Arg::Null)],
+        )
+    }
+
+    /// Writes whether another word beats each target.
+    fn mark(&self, to: &mut Lowering, call: &Call, marks: Operand) -> Result<(), ExecError> {
+        self.each(to, call, "mark_errors", vec![marks.pointer()])
+    }
+
+    /// Launches a block for each row.
+    fn each(&self, to: &mut Lowering, call: &Call, kernel: &str, results: Vec<Arg>) -> Result<(), ExecError> {
         let Matrix { place, dtype, rows, columns: words } = self.logits;
         let (bias, bias_kind) = match &self.bias {
             Some(bias) => (bias.pointer(), bias.kind()),
             None => (Arg::Null, Arg::I32(0)),
         };
-        let args = vec![
-            Arg::Pointer(place),
-            bias,
-            bias_kind,
-            self.targets.pointer(),
-            self.scale.pointer(),
-            losses.map_or(Arg::Null, |losses| losses.pointer()),
-            gradient.unwrap_or(Arg::Null),
-            i64(words),
-            Arg::I32(self.ignore),
-            Arg::Check(Check::Target { words }),
-            i64(self.first),
-        ];
-        let kernel = format!("cross_entropy_{}", suffix(call, dtype)?);
+        let logits = [Arg::Pointer(place), bias, bias_kind, self.targets.pointer()];
+        let form = [i64(words), Arg::I32(self.ignore), Arg::Check(Check::Target { words }), i64(self.first)];
+        let args = logits.into_iter().chain(results).chain(form).collect();
+        let kernel = format!("{kernel}_{}", suffix(call, dtype)?);
         to.launch(kernel, rows, threads_for(words, dtype, 1024), args);
         Ok(())
     }
@@ -93,7 +99,27 @@ fn sum_losses(to: &mut Lowering, losses: Operand, scale: Operand, loss: Operand)
 }
 
 pub(super) fn head_loss(to: &mut Lowering, call: &Call, head: Head) -> Result<(), ExecError> {
-    chunks(to, call, head, |_, _, _| Ok(()), false)
+    let losses = to.value([call.inputs[0].shape().rows()], DType::F32);
+    chunks(to, call, head, |to, rows| rows.launch(to, call, Some(losses), None))?;
+    sum_losses(to, losses, call.inputs[3], call.outputs[0]);
+    Ok(())
+}
+
+/// A mark for each row whose target another word beats; then their sum, or that of answers with such a row.
+pub(super) fn head_errors(
+    to: &mut Lowering,
+    call: &Call,
+    head: Head,
+    answers: Option<usize>,
+) -> Result<(), ExecError> {
+    let (targets, scale) = (call.inputs[2], call.inputs[3]);
+    let marks = to.value([call.inputs[0].shape().rows()], DType::F32);
+    chunks(to, call, head, |to, rows| rows.mark(to, call, marks))?;
+    let count = marks.count();
+    let mut args = vec![marks.pointer(), targets.pointer(), scale.pointer(), call.outputs[0].pointer()];
+    args.extend([i64(count), i64(answers.unwrap_or(0)), Arg::I32(head.ignore_index)]);
+    to.launch("sum_marks", 1, 256, args);
+    Ok(())
 }
 
 pub(super) fn head_loss_grad(
@@ -109,7 +135,11 @@ pub(super) fn head_loss_grad(
     let first_sum = 2 + usize::from(head.second);
     let dw = weight.then(|| &call.outputs[first_sum]);
     let db = bias.then(|| &call.outputs[first_sum + usize::from(weight)]);
-    let backward = |to: &mut Lowering, dlogits: Matrix, first: usize| {
+    let losses = to.value([x.rows], DType::F32);
+    let backward = |to: &mut Lowering, rows: &Rows| {
+        let (dlogits, first) = (rows.logits, rows.first);
+        // Each chunk's gradient replaces its logits.
+        rows.launch(to, call, Some(losses), Some(Arg::Pointer(dlogits.place)))?;
         let (x, dx) = (x.rows_from(first, dlogits.rows), dx.rows_from(first, dlogits.rows));
         product(to, call, [(dlogits, false), (w, false)], dx, Plus::Nothing)?;
         if let Some([dx, w]) = second {
@@ -127,22 +157,21 @@ pub(super) fn head_loss_grad(
         }
         Ok(())
     };
-    chunks(to, call, head, backward, true)
+    chunks(to, call, head, backward)?;
+    sum_losses(to, losses, call.inputs[3], call.outputs[0]);
+    Ok(())
 }
 
-/// Computes logits and losses chunk by chunk of rows. Where `gradient` is set, the gradient of a chunk then replaces its
-/// logits, and `backward` gets it.
+/// Computes the logits of one chunk of rows after the other, and hands them over.
 fn chunks(
     to: &mut Lowering,
     call: &Call,
     head: Head,
-    backward: impl Fn(&mut Lowering, Matrix, usize) -> Result<(), ExecError>,
-    gradient: bool,
+    then: impl Fn(&mut Lowering, &Rows) -> Result<(), ExecError>,
 ) -> Result<(), ExecError> {
     let (x, w) = (Matrix::of(&call.inputs[0]), Matrix::of(&call.inputs[1]));
     let (targets, scale) = (call.inputs[2], call.inputs[3]);
     let most = chunk_rows(to, &x, w.rows);
-    let losses = to.value([x.rows], DType::F32);
     let logits = Matrix::of(&to.value([most, w.rows], x.dtype));
     for first in (0..x.rows).step_by(most) {
         let logits = logits.rows_from(0, most.min(x.rows - first));
@@ -154,11 +183,8 @@ fn chunks(
             product(to, call, [(part, false), (w, true)], logits, Plus::Result)?;
         }
         let bias = head.bias.then(|| call.inputs[4]);
-        let rows = Rows { logits, bias, targets, scale, ignore: head.ignore_index, first };
-        rows.launch(to, call, Some(losses), gradient.then_some(Arg::Pointer(logits.place)))?;
-        backward(to, logits, first)?;
+        then(to, &Rows { logits, bias, targets, scale, ignore: head.ignore_index, first })?;
     }
-    sum_losses(to, losses, scale, call.outputs[0]);
     Ok(())
 }
 

@@ -186,6 +186,7 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::CrossEntropyGrad { ignore_index } => losses::cross_entropy_grad(to, call, *ignore_index),
         Op::HeadLoss(head) => losses::head_loss(to, call, *head),
         Op::HeadLossGrad { head, weight, bias } => losses::head_loss_grad(to, call, *head, *weight, *bias),
+        Op::HeadErrors { head, answers } => losses::head_errors(to, call, *head, *answers),
         Op::Accumulate { .. } => elementwise::accumulate(to, call),
         Op::SumSquares => updates::sum_squares(to, call),
         Op::ClipScale { max_norm } => updates::clip_scale(to, call, *max_norm),

@@ -3,11 +3,13 @@
 use plimsoll_graph::Op;
 use plimsoll_graph::op::Head;
 
-use super::building::{DEEP, IGNORE, both_ways, cancelling, case, floats, integers, named, normal, scalar};
+use super::building::{
+    DEEP, EXACT, IGNORE, both_ways, cancelling, case, floats, integers, named, normal, scalar,
+};
 use super::{Case, Fill};
 
 pub(super) fn all() -> Vec<Case> {
-    [cross_entropy(), head_loss()].concat()
+    [cross_entropy(), head_loss(), head_errors()].concat()
 }
 
 fn cross_entropy() -> Vec<Case> {
@@ -53,6 +55,28 @@ fn head_loss() -> Vec<Case> {
     cases
 }
 
+/// Logits are small whole numbers, which every element type holds: many are equal, and none is rounded.
+fn head_errors() -> Vec<Case> {
+    let mut cases = Vec::new();
+    // (rows, width, words, rows of a sequence)
+    for (rows, width, words, length) in [(1, 3, 5, 1), (6, 9, 3, 3), (132, 70, 2, 33), (200, 33, 57, 50)] {
+        for (bias, second, answers) in
+            [(false, 0, None), (true, 2, None), (false, 0, Some(length)), (true, 3, Some(length))]
+        {
+            let head = Head { ignore_index: IGNORE, bias, second: second > 0 };
+            let targets = integers([rows], Fill::Targets { words, ignore_index: IGNORE });
+            let weight = floats([words, width], Fill::Below(4));
+            let mut inputs = vec![floats([rows, width], Fill::Picks), weight, targets, scalar(0.125)];
+            inputs.extend(bias.then(|| floats([words], Fill::Below(3))));
+            if head.second {
+                inputs.extend([floats([rows, second], Fill::Below(2)), floats([words, second], Fill::Picks)]);
+            }
+            cases.push(case(Op::HeadErrors { head, answers }, inputs, EXACT));
+        }
+    }
+    cases
+}
+
 /// Parameters of each case of `reference/ops.py`.
 pub(super) fn golden() -> Vec<(&'static str, Op)> {
     let head = |bias| Head { ignore_index: -100, bias, second: false };
@@ -68,5 +92,7 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
         ("head_loss_grad.adding", gradient(false)),
         ("head_loss.second", Op::HeadLoss(second)),
         ("head_loss_grad.second", Op::HeadLossGrad { head: second, weight: true, bias: false }),
+        ("head_errors.tokens", Op::HeadErrors { head: head(false), answers: None }),
+        ("head_errors.answers", Op::HeadErrors { head: head(false), answers: Some(6) }),
     ]
 }

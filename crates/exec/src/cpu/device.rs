@@ -189,6 +189,7 @@ fn multiplies_halves(op: &Op, inputs: &[Type]) -> bool {
         | Op::Matmul { .. }
         | Op::HeadLoss(_)
         | Op::HeadLossGrad { .. }
+        | Op::HeadErrors { .. }
         | Op::Mlp(_) => [0, 1],
         Op::MlpGrad { .. } => [0, 2],
         _ => return false,

@@ -16,6 +16,8 @@
 //! If values between nodes are bf16, dlogits are rounded to it in place, as if two ops passed them on, so that products
 //! may multiply bf16 by bf16. Logits, their exponentials and sums are f32.
 
+mod errors;
+
 use plimsoll_graph::op::Head;
 use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
@@ -35,6 +37,7 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
     Some(match call.op {
         Op::HeadLoss(head) => head_loss(call, *head),
         Op::HeadLossGrad { head, weight, bias } => head_loss_grad(call, *head, *weight, *bias),
+        Op::HeadErrors { head, answers } => errors::head_errors(call, *head, *answers),
         _ => return None,
     })
 }
@@ -42,7 +45,9 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
 /// The scratch that an op of this file needs.
 pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Option<Workspace> {
     Some(match op {
-        Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => head_workspace(*head, inputs),
+        Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } | Op::HeadErrors { head, .. } => {
+            head_workspace(*head, inputs)
+        }
         _ => return None,
     })
 }
@@ -135,6 +140,15 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// Some rows at once, with their logits and a number for each.
+struct Chunk<'a> {
+    /// The first of them.
+    first: usize,
+    logits: &'a mut [f32],
+    losses: &'a [f32],
+    packing: &'a mut [f32],
+}
+
 /// A sum over all rows, and whether it begins with the existing contents.
 struct Sum<'a> {
     into: &'a mut [f32],
@@ -212,23 +226,38 @@ impl<'a> HeadCall<'a> {
     }
 
     fn run(mut self, mut gradients: Option<Gradients>) {
+        let backward = gradients.is_some();
+        let mut total = 0.0;
+        self.chunk_by_chunk(
+            |of, logits, target| of.loss_of_row(logits, target, backward),
+            |of, Chunk { first, logits, losses, packing }| {
+                total = losses.iter().fold(total, |sum, &loss| sum + f64::from(loss));
+                if let Some(gradients) = &mut gradients {
+                    of.backward(first, losses.len(), logits, gradients, packing);
+                }
+            },
+        );
+        *self.loss = (f64::from(self.scale) * total) as f32;
+    }
+
+    /// Computes the logits of one chunk of rows after the other, a number for each row, and hands the chunk over.
+    fn chunk_by_chunk(
+        &mut self,
+        of_row: impl Fn(&Self, &mut [f32], i32) -> f32 + Sync,
+        mut then: impl FnMut(&Self, Chunk),
+    ) {
         let rows = self.chunk_rows();
         let scratch = std::mem::take(&mut self.scratch);
         let at = (scratch.len() - rows * (self.v + 1)) / LINE * LINE;
         let (packing, chunk) = scratch.split_at_mut(at);
         let (logits, losses) = chunk.split_at_mut(rows * self.v);
-        let mut total = 0.0;
         for first in (0..self.targets.len()).step_by(rows) {
             let rows = rows.min(self.targets.len() - first);
             let (logits, losses) = (&mut logits[..rows * self.v], &mut losses[..rows]);
             self.logits(first, rows, logits, packing);
-            self.losses(first, logits, losses, gradients.is_some());
-            total = losses.iter().fold(total, |sum, &loss| sum + f64::from(loss));
-            if let Some(gradients) = &mut gradients {
-                self.backward(first, rows, logits, gradients, packing);
-            }
+            self.each_row(first, logits, losses, &of_row);
+            then(self, Chunk { first, logits, losses, packing: &mut *packing });
         }
-        *self.loss = (f64::from(self.scale) * total) as f32;
     }
 
     /// `x·wᵀ + b` for the rows of a chunk.
@@ -245,18 +274,25 @@ impl<'a> HeadCall<'a> {
         }
     }
 
-    /// The loss of each row. With `backward`, logits become dlogits.
-    fn losses(&self, first: usize, logits: &mut [f32], losses: &mut [f32], backward: bool) {
+    /// The number of each row, which `of_row` finds in its logits.
+    fn each_row(
+        &self,
+        first: usize,
+        logits: &mut [f32],
+        losses: &mut [f32],
+        of_row: &(impl Fn(&Self, &mut [f32], i32) -> f32 + Sync),
+    ) {
         let targets = &self.targets[first..];
         let rows = WORTH_SHARING.div_ceil(self.v);
         split::chunks([(logits, rows * self.v), (losses, rows)], |piece, [logits, losses]| {
             let targets = &targets[piece * rows..];
             for ((logits, loss), &target) in logits.chunks_exact_mut(self.v).zip(losses).zip(targets) {
-                *loss = self.loss_of_row(logits, target, backward);
+                *loss = of_row(self, logits, target);
             }
         });
     }
 
+    /// The loss of a row. With `backward`, its logits become dlogits.
     fn loss_of_row(&self, logits: &mut [f32], target: i32, backward: bool) -> f32 {
         if target == self.ignore_index {
             if backward {

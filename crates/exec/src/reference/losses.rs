@@ -28,8 +28,38 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError
         Op::HeadLossGrad { head, weight, bias } => {
             head_loss_grad(Logits::of(*head, operands), targets(2, head.ignore_index), [*weight, *bias])
         }
+        Op::HeadErrors { head, answers } => {
+            let logits = Logits::of(*head, operands).all();
+            Ok(vec![head_errors(&logits, targets(2, head.ignore_index), *answers)?])
+        }
         other => unreachable!("`{}` is of another family", other.name()),
     }
+}
+
+/// `scale` times the targets that are not the first of the largest logits, or the runs of targets that hold such a one.
+fn head_errors(logits: &Array, targets: Targets, answers: Option<usize>) -> Result<Array, ExecError> {
+    let words = targets.words(logits.shape.columns())?;
+    let wrong: Vec<Option<f64>> =
+        logits.rows().zip(words).map(|(row, word)| word.map(|word| wrong(row, word))).collect();
+    let worse = |worst: f64, one: &f64| if one.is_nan() || *one > worst { *one } else { worst };
+    let worst = |run: &[Option<f64>]| run.iter().flatten().fold(0.0, worse);
+    let errors: f64 = match answers {
+        None => wrong.iter().flatten().sum(),
+        Some(length) => {
+            let runs = wrong.chunks(length).flat_map(|sequence| sequence.split(Option::is_none));
+            runs.map(worst).sum()
+        }
+    };
+    Ok(Array::scalar(targets.scale * errors))
+}
+
+/// 1 where another word is likelier, 0 where none is, NaN where some logit is no number below infinity.
+fn wrong(row: &[f64], word: usize) -> f64 {
+    if row.iter().any(|x| x.is_nan() || *x == f64::INFINITY) {
+        return f64::NAN;
+    }
+    let likelier = |(at, x): (usize, &f64)| *x > row[word] || *x == row[word] && at < word;
+    f64::from(u8::from(row.iter().enumerate().any(likelier)))
 }
 
 /// The targets and what their loss is multiplied by.

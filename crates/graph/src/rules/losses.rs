@@ -51,6 +51,15 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             let gradients = gradients.map(|input| Type { dtype: x.dtype, ..inputs[input] });
             Ok([Type::f32([])].into_iter().chain(gradients).collect())
         }
+        Op::HeadErrors { head, answers } => {
+            let rows = head_loss(inputs, *head)?.shape.rows();
+            match *answers {
+                Some(length) if length == 0 || !rows.is_multiple_of(length) => {
+                    Err(format!("{rows} rows are no whole number of sequences of {length}"))
+                }
+                _ => Ok(vec![Type::f32([])]),
+            }
+        }
         other => no_types(other),
     }
 }
@@ -91,7 +100,7 @@ pub(crate) fn turn_head(tape: &mut Tape) {
 pub(super) fn flops(op: &Op, inputs: &[Type]) -> f64 {
     let product = |inputs: &[Type]| 2.0 * inputs[0].shape.elements() as f64 * inputs[1].shape[0] as f64;
     match op {
-        Op::HeadLoss(head) => product(inputs) + second(inputs, *head, product),
+        Op::HeadLoss(head) | Op::HeadErrors { head, .. } => product(inputs) + second(inputs, *head, product),
         Op::HeadLossGrad { head, weight, .. } => {
             product(inputs) * if *weight { 3.0 } else { 2.0 } + 2.0 * second(inputs, *head, product)
         }

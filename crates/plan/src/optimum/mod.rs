@@ -19,6 +19,7 @@ use crate::device::{Link, Scratch};
 use crate::program::Costed;
 use crate::recompute::{Order, Strategy};
 
+pub(crate) use chain::Outline;
 use chain::{Chain, ChainOptimum, is_chain};
 use graph::GraphOptimum;
 pub(crate) use ladder::Ladder;
@@ -102,6 +103,13 @@ pub(crate) fn optimum(part: &Costed, scratch: Scratch, cap: TransientBytes) -> O
     } else {
         graph().or_else(|| chain(found))
     }
+}
+
+/// The outline of a program that is planned as a chain; none of other programs, whose optimum has to be made to bound them.
+pub(crate) fn outline(part: &Costed, scratch: Scratch) -> Option<Outline> {
+    let part = &*without_exchanges(part);
+    let chain = Chain::find(&part.graph).filter(|found| is_chain(&part.graph, found))?;
+    Some(Outline::new(&part.graph, &part.facts, scratch, &chain))
 }
 
 /// The program without the time of exchanges between ranks inside a micro-batch, which run beside compute. No choice of what

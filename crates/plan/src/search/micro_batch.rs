@@ -7,7 +7,6 @@ use super::tried::Tried;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
 use crate::layout::{Effort, Slot, fits, layout, live_bytes, slots_of};
-use crate::optimum::Optimum;
 use crate::plan::{Draft, Tiered};
 use crate::program::{Costed, Program};
 use crate::recompute::{Order, Strategy, micro_batch};
@@ -93,29 +92,26 @@ impl<'a> MicroBatch<'a> {
     pub(super) fn bound(&self) -> Result<f64, SearchError> {
         let once = self.once_seconds(Scratch::Best);
         // The bound counts only the recomputation that a budget forces. Without any budget everything still runs once.
-        let optimum = self.tables.optimum(Scratch::Best);
-        optimum.map_or(Ok(once), |optimum| Ok(once.max(self.forced_seconds(optimum)?)))
+        if self.is_bounded() { Ok(once.max(self.forced_seconds()?)) } else { Ok(once) }
     }
 
     /// Whether its bound knows the budget.
     pub(super) fn is_bounded(&self) -> bool {
-        self.tables.optimum(Scratch::Best).is_some()
+        self.tables.is_bounded(Scratch::Best)
     }
 
     /// A lower bound on the time of any plan in the budget. State that is away at some moment comes in at least
     /// once a step. Gradients are excepted, since they may be made afterwards.
-    fn forced_seconds(&self, optimum: &dyn Optimum) -> Result<f64, SearchError> {
-        let program = self.program();
+    fn forced_seconds(&self) -> Result<f64, SearchError> {
         let here = self.tables.state_bytes();
-        let Some(link) = program.train.facts.link.as_ref() else {
-            let bytes = ArenaBytes(self.request.budget).transient(here);
-            return Ok(self.step_seconds(optimum.lower_bound(bytes, None), Scratch::Best));
-        };
-        let (begun, fetched) = self.tables.states()?.bytes_that_can_go(link);
+        let link = self.program().train.facts.link.as_ref();
         let forced = |away: u64| {
             let bytes = ArenaBytes(self.request.budget.saturating_add(away)).transient(here);
-            self.step_seconds(optimum.lower_bound(bytes, Some(link)), Scratch::Best)
+            let pass = self.tables.lower_bound(Scratch::Best, bytes, link).unwrap_or(0.0);
+            self.step_seconds(pass, Scratch::Best)
         };
+        let Some(link) = link else { return Ok(forced(0)) };
+        let (begun, fetched) = self.tables.states()?.bytes_that_can_go(link);
         let part = |index: u64| fetched / PARTS * index + fetched % PARTS * index / PARTS;
         let seconds = |index: u64| part(index) as f64 / link.in_rate;
         let bounds = (0..PARTS).map(|index| forced(begun + part(index + 1)).max(seconds(index)));

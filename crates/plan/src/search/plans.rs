@@ -112,7 +112,7 @@ fn smallest_resident(of: MicroBatch, least: u64, tried: &mut Vec<Tried>) {
     }
     smallest_strategies(of, least, tried);
     for &scratch in of.amounts() {
-        if let Some(optimum) = of.tables.optimum(scratch) {
+        if let Some(optimum) = of.tables.optimum_of_smallest(scratch) {
             smallest_of_optimum(of, optimum, scratch, tried);
         }
     }

@@ -10,9 +10,9 @@ use plimsoll_graph::Value;
 
 use super::work::WorkCount;
 use crate::bytes::{ArenaBytes, TransientBytes};
-use crate::device::Scratch;
+use crate::device::{Link, Scratch};
 use crate::offload::{Candidates, KnownUpdates, Recomputation, StateOrder, persistent_bytes};
-use crate::optimum::{Optimum, optimum};
+use crate::optimum::{Optimum, Outline, optimum, outline};
 use crate::plan::beside_bytes;
 use crate::program::{Costed, Program, StateDiffers};
 use crate::recompute::Strategy;
@@ -47,6 +47,7 @@ pub(crate) struct ProgramTables {
 /// Tables for one amount of scratch.
 #[derive(Debug, Default)]
 struct Tables {
+    outline: OnceCell<Option<Outline>>,
     optimum: OnceCell<Option<Box<dyn Optimum>>>,
     candidates: OnceCell<Candidates>,
     beside_bytes: OnceCell<TransientBytes>,
@@ -151,20 +152,54 @@ impl ProgramTables {
 
     /// The optimum of the program; none when it is no chain and too large for a search.
     pub(crate) fn optimum(&self, scratch: Scratch) -> Option<&dyn Optimum> {
-        let new = || optimum(&self.program.train, scratch, self.cap);
+        let new = || {
+            self.work.optimum();
+            optimum(&self.program.train, scratch, self.cap)
+        };
         self.tables(scratch).optimum.get_or_init(new).as_deref()
+    }
+
+    /// What the program's graph alone says of its schedules, where it is a chain.
+    fn outline(&self, scratch: Scratch) -> Option<&Outline> {
+        self.tables(scratch).outline.get_or_init(|| outline(&self.program.train, scratch)).as_ref()
+    }
+
+    /// The optimum, where it may know of smaller plans than the named strategies: a chain that is not long does not.
+    pub(crate) fn optimum_of_smallest(&self, scratch: Scratch) -> Option<&dyn Optimum> {
+        if self.outline(scratch).is_some_and(|outline| !outline.is_long()) {
+            return None;
+        }
+        self.optimum(scratch)
+    }
+
+    /// A lower bound on the time of any schedule of a micro-batch in these bytes, with transfers over `link`, if one is known.
+    pub(super) fn lower_bound(
+        &self,
+        scratch: Scratch,
+        bytes: TransientBytes,
+        link: Option<&Link>,
+    ) -> Option<f64> {
+        match self.outline(scratch) {
+            Some(outline) => Some(outline.lower_bound(bytes, link)),
+            None => self.optimum(scratch).map(|optimum| optimum.lower_bound(bytes, link)),
+        }
+    }
+
+    /// Whether bounds know the budget.
+    pub(super) fn is_bounded(&self, scratch: Scratch) -> bool {
+        self.outline(scratch).is_some() || self.optimum(scratch).is_some()
     }
 
     /// Whether fewer combinations are tried.
     pub(crate) fn is_long(&self) -> bool {
-        self.optimum(Scratch::Best).is_some_and(Optimum::is_long)
+        let scratch = Scratch::Best;
+        let of_optimum = || self.optimum(scratch).is_some_and(Optimum::is_long);
+        self.outline(scratch).map_or_else(of_optimum, Outline::is_long)
     }
 
     /// Whether a strategy with a fixed rule is offered. Only one of them takes more than twice the runs.
     pub(crate) fn offers(&self, strategy: Strategy) -> bool {
-        let seconds = |optimum: &dyn Optimum| optimum.strategy_seconds(strategy);
-        strategy != Strategy::Minimal
-            || !self.optimum(Scratch::Best).is_some_and(|of| seconds(of).is_infinite())
+        strategy != Strategy::Minimal || !self.is_long()
     }
 
     /// The candidates that use another tier.

@@ -11,6 +11,8 @@ pub struct SearchWork {
     pub programs: u64,
     /// Runs of nodes that were looked at, once for each look: where an order is written, timed with transfers, or laid out.
     pub runs: u64,
+    /// Optima that were made: lists of the sets of values that a layer may keep, with the peaks of each.
+    pub optima: u64,
 }
 
 /// A count that a searcher shares with the tables of its programs.
@@ -25,13 +27,25 @@ impl WorkCount {
 
     /// Counts a program.
     pub(super) fn program(&self) {
-        let SearchWork { programs, runs } = self.0.get();
-        self.0.set(SearchWork { programs: programs + 1, runs });
+        self.add(SearchWork { programs: 1, ..SearchWork::default() });
     }
 
     /// Counts a look at this many runs.
     pub(super) fn look(&self, looked: usize) {
-        let SearchWork { programs, runs } = self.0.get();
-        self.0.set(SearchWork { programs, runs: runs + looked as u64 });
+        self.add(SearchWork { runs: looked as u64, ..SearchWork::default() });
+    }
+
+    /// Counts an optimum.
+    pub(super) fn optimum(&self) {
+        self.add(SearchWork { optima: 1, ..SearchWork::default() });
+    }
+
+    fn add(&self, more: SearchWork) {
+        let SearchWork { programs, runs, optima } = self.0.get();
+        self.0.set(SearchWork {
+            programs: programs + more.programs,
+            runs: runs + more.runs,
+            optima: optima + more.optima,
+        });
     }
 }

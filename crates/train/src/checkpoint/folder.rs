@@ -163,8 +163,17 @@ impl Checkpoints {
     ///
     /// When the folder cannot be read.
     pub fn last_finite(&self) -> Result<Option<(u64, PathBuf)>, FileError> {
-        let step = steps(&self.folder, Kind::LastFinite)?.pop();
-        Ok(step.map(|step| (step, Name { kind: Kind::LastFinite, step }.path(&self.folder))))
+        Checkpoints::last_finite_in(&self.folder)
+    }
+
+    /// The same of a run's folder that is not opened.
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot be read.
+    pub fn last_finite_in(folder: &Path) -> Result<Option<(u64, PathBuf)>, FileError> {
+        let step = steps(folder, Kind::LastFinite)?.pop();
+        Ok(step.map(|step| (step, Name { kind: Kind::LastFinite, step }.path(folder))))
     }
 
     /// Sentences about checkpoints that were left or set aside since the last call.

@@ -107,6 +107,8 @@ impl Config {
             nesterov: momentum.then_some(optimizer.nesterov),
             zo_eps: optimizer.kind.is_zeroth_order().then(|| shortest(optimizer.probe_size)),
             zo_directions: (optimizer.kind == OptimizerKind::Mezo).then_some(optimizer.directions),
+            zo_eps_scheduler_type: (optimizer.kind == OptimizerKind::Es).then(|| self.noise.to_string()),
+            es_fitness: (optimizer.kind == OptimizerKind::Es).then(|| optimizer.fitness.name().to_owned()),
             population: (optimizer.kind == OptimizerKind::Es).then_some(2 * optimizer.directions),
             optim_args: (optimizer.kind == OptimizerKind::Apollo).then(|| optimizer.low_rank.to_string()),
             bf16: Some(self.options.precision == Precision::Bf16),

@@ -14,6 +14,7 @@ mod effective;
 mod facts;
 mod mixture;
 mod model;
+mod probing;
 mod processes;
 mod quantised;
 mod rank_links;
@@ -36,6 +37,7 @@ use crate::trainer::{Decay, EarlyStopping, Lr, TrainLoop, ValidationSet};
 use bounds::mistake;
 pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
+use probing::{check_fitness, noise};
 use rules::{
     at_least_one, check_ranks, evaluation, instructions, learning_rate, length, options, output, rank_limit,
     resume, saving, tf32, warmup,
@@ -144,6 +146,8 @@ pub struct Config {
     pub warmup: Warmup,
     /// How it falls.
     pub decay: Decay,
+    /// How the distance of probes from the weights falls, for methods without gradients.
+    pub noise: Decay,
     /// Steps between two records, if stated. Otherwise each step is a record, and a console shows some of them.
     pub logging_steps: Option<u64>,
     /// Evaluation, if there is any.
@@ -185,6 +189,8 @@ impl Config {
         let decay =
             raw.lr_scheduler_type.as_deref().map_or(Ok(Decay::Cosine), str::parse).map_err(mistake)?;
         let quantised = quantised::base(raw, &origin, &model)?;
+        let options = options(raw)?;
+        let kind = options.optimizer.kind;
         let config = Config {
             name,
             model,
@@ -201,7 +207,7 @@ impl Config {
                 offload: offload(raw, &target)?,
                 instructions: instructions(raw, &target)?,
                 tf32: tf32(raw, &target)?,
-                ..options(raw)?
+                ..options
             },
             target,
             data,
@@ -209,6 +215,7 @@ impl Config {
             learning_rate: learning_rate(raw)?,
             warmup: warmup(raw, decay)?,
             decay,
+            noise: noise(raw, kind)?,
             logging_steps: raw
                 .logging_steps
                 .map(|steps| at_least_one("--logging-steps", steps))
@@ -219,6 +226,7 @@ impl Config {
             rank_limit: rank_limit(raw)?,
         };
         check_ranks(&config.options, &config.target)?;
+        check_fitness(config.options.optimizer.fitness, &config.samples.task, &config.data)?;
         Ok(config)
     }
 
@@ -273,6 +281,13 @@ impl Config {
             Warmup::Ratio(ratio) => (ratio * max_steps as f64).ceil() as u64,
         };
         Ok(Lr { peak: self.learning_rate, warmup_steps, max_steps, decay: self.decay })
+    }
+
+    /// The part of the stated distance that the probes of each step lie away from the weights, in a run with these learning
+    /// rates; none where it is always all of it.
+    pub fn noise(&self, lr: &Lr) -> Option<Lr> {
+        let falls = self.noise != Decay::Constant;
+        falls.then_some(Lr { peak: 1.0, warmup_steps: 0, max_steps: lr.max_steps, decay: self.noise })
     }
 
     /// The loop over `steps` steps, as the settings ask for it.

@@ -10,6 +10,7 @@ use plimsoll_plan::Strategy;
 
 use super::bounds::{mistake, shortest, within};
 use super::data::files;
+use super::probing::{directions, fitness};
 use super::rank_links::rank_links;
 use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Resume, SavingConfig, Target, Warmup};
 use crate::error::TrainError;
@@ -150,6 +151,7 @@ fn optimizer(raw: &RawConfig) -> Result<Optimizer, TrainError> {
         max_grad_norm,
         directions: directions(raw, kind)?.unwrap_or(default.directions),
         probe_size: rate(raw.zo_eps, default.probe_size),
+        fitness: fitness(raw, kind)?,
         low_rank: low_rank(raw, kind)?.unwrap_or_default(),
     };
     optimizer.check().map_err(|why| mistake(beginning_with_a_flag(&why)))?;
@@ -166,26 +168,6 @@ fn low_rank(raw: &RawConfig, kind: OptimizerKind) -> Result<Option<LowRank>, Tra
         ));
     }
     text.parse().map(Some).map_err(|why: String| mistake(beginning_with_a_flag(&why)))
-}
-
-/// Directions of a step without gradients, as stated for either of its methods.
-fn directions(raw: &RawConfig, kind: OptimizerKind) -> Result<Option<usize>, TrainError> {
-    let stated = [
-        ("--zo-directions", raw.zo_directions.is_some(), kind == OptimizerKind::Mezo, "mezo"),
-        ("--population", raw.population.is_some(), kind == OptimizerKind::Es, "es"),
-        ("--zo-eps", raw.zo_eps.is_some(), kind.is_zeroth_order(), "mezo and es"),
-    ];
-    if let Some((flag, _, _, method)) = stated.iter().find(|(_, given, meant, _)| *given && !meant) {
-        return Err(mistake(format!("{flag} is for --optim {method}; leave it out")));
-    }
-    match raw.population {
-        Some(members) if members < 2 || members % 2 == 1 => Err(mistake(format!(
-            "--population must be an even number of at least 2, got {members}: each member has one on the other side of \
-             the weights"
-        ))),
-        Some(members) => Ok(Some(members / 2)),
-        None => Ok(raw.zo_directions),
-    }
 }
 
 /// A sentence whose first word is the name of a setting, as people typed it.

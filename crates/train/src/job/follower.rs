@@ -34,7 +34,7 @@ impl Follower {
             }
             let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());
             let lr: Lr = config.lr(batches.steps_per_epoch())?;
-            let mut trainer = Trainer::new(run, batches, lr);
+            let mut trainer = Trainer::new(run, batches, lr).with_noise(config.noise(&lr));
             let followed = trainer.share_state().and_then(|()| trainer.follow());
             // Before the trainer is dropped, so that the others hear this reason first.
             followed.inspect(|()| end.part()).inspect_err(|error| end.leave(&error.to_string()))

@@ -2,15 +2,17 @@
 //!
 //! Every row is planned as `plan` would plan it, under the same budget and on the same device, so a row that fits is a run
 //! that fits. Settings that belong to one method (adapters, bits of the base, optimizers without gradients) are replaced;
-//! all others are the user's.
+//! all others are the user's. One more is filled in: with bf16, whole weights that are trained without gradients are kept in
+//! bf16 alone, because such a method is taken for its memory and an f32 master copy would triple it.
 
-use plimsoll_graph::StateKind;
-use plimsoll_plan::{SearchError, Searcher};
+use plimsoll_graph::{Precision, StateKind};
+use plimsoll_plan::{SearchError, SearchWork, Searcher};
 
 use super::summary::DeviceFacts;
 use crate::config::Config;
 use crate::error::{Alternative, TrainError};
 use crate::memory::Budget;
+use crate::optimizer::WeightStorage;
 use crate::planning::{Programs, fits_within, forward, plan_alone};
 use crate::settings::RawConfig;
 
@@ -110,17 +112,44 @@ pub const METHODS: [Method; 8] = [
 /// Rank of adapters where the user names none.
 const RANK: usize = 16;
 
-impl Method {
+/// The type of whole weights that are trained without gradients, where nodes pass bf16 on and no type is stated.
+const WITHOUT_MASTER: &str = "bf16";
+
+/// A method for a user's settings.
+struct Asked {
+    /// The settings with the method in place of theirs.
+    raw: RawConfig,
     /// Flags that ask for it.
-    pub fn flags(&self) -> String {
+    flags: String,
+}
+
+impl Method {
+    /// The method for the user's settings, which are `opened` once they are checked.
+    fn asked(&self, raw: &RawConfig, opened: &Config) -> Asked {
+        let whole = self.optim.is_some() && self.adapters.is_none();
+        let half = opened.options.precision == Precision::Bf16 && raw.weights_dtype.is_none();
+        let weights = (whole && half).then_some(WITHOUT_MASTER);
+        let settings = self.settings(raw);
+        Asked {
+            raw: RawConfig {
+                weights_dtype: weights.map(str::to_owned).or(settings.weights_dtype.clone()),
+                ..settings
+            },
+            flags: self.flags(weights),
+        }
+    }
+
+    /// Flags that ask for it, with weights of this type if one is named.
+    fn flags(&self, weights: Option<&str>) -> String {
         let adapters = self.adapters.map(NewAdapters::flags);
         let bits = self.in_four_bits.then(|| "--load-in-4bit".to_owned());
         let optim = self.optim.map(|name| format!("--optim {name}"));
-        [adapters, bits, optim].into_iter().flatten().collect::<Vec<_>>().join(" ")
+        let weights = weights.map(|name| format!("--weights-dtype {name}"));
+        [adapters, bits, optim, weights].into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 
     /// The user's settings with this method in place of theirs.
-    pub fn settings(&self, raw: &RawConfig) -> RawConfig {
+    fn settings(&self, raw: &RawConfig) -> RawConfig {
         let low_rank = matches!(self.adapters, Some(NewAdapters::Lora | NewAdapters::Dora));
         let zeroth = |name: &String| matches!(name.as_str(), "mezo" | "es");
         let own = raw.optim.as_ref().filter(|name| !zeroth(name)).cloned();
@@ -146,6 +175,8 @@ impl Method {
             zo_eps: raw.zo_eps.filter(|_| self.optim.is_some()),
             zo_directions: raw.zo_directions.filter(|_| self.optim == Some("mezo")),
             population: raw.population.filter(|_| self.optim == Some("es")),
+            zo_eps_scheduler_type: raw.zo_eps_scheduler_type.clone().filter(|_| self.optim == Some("es")),
+            es_fitness: raw.es_fitness.clone().filter(|_| self.optim == Some("es")),
             learning_rate: None,
             momentum: raw.momentum.filter(|_| self.optim.is_none()),
             nesterov: raw.nesterov.filter(|_| self.optim.is_none()),
@@ -181,6 +212,8 @@ fn without_adapters(raw: &RawConfig, wanted: bool) -> RawConfig {
 pub struct MethodRow {
     /// The method.
     pub method: Method,
+    /// Flags that ask for it beside the user's.
+    pub flags: String,
     /// Its figures, or why it cannot be asked for.
     pub figures: Result<MethodFigures, String>,
 }
@@ -194,6 +227,8 @@ pub struct MethodFigures {
     pub least_bytes: u64,
     /// The plan under the budget, if one fits.
     pub plan: Option<MethodPlan>,
+    /// The work of finding it. Searches for other ways to update weights are not counted.
+    pub work: SearchWork,
 }
 
 /// The plan of a method under the budget.
@@ -231,35 +266,43 @@ fn row(
     facts: DeviceFacts<'_>,
     budget: &dyn Fn(&Config) -> Result<Budget, TrainError>,
 ) -> Result<MethodRow, TrainError> {
-    let checked = Config::check(&method.settings(raw)).and_then(|mut config| {
-        config.settle_like(opened)?;
-        Ok(config)
-    });
-    let figures = checked.and_then(|config| figures(&config, facts, budget(&config)?));
+    let Asked { raw, flags } = method.asked(raw, opened);
+    let figures = settled(&raw, opened).and_then(|config| figures(&config, facts, budget(&config)?));
     match figures {
-        Ok(figures) => Ok(MethodRow { method, figures: Ok(figures) }),
-        Err(error) if error.is_users() => Ok(MethodRow { method, figures: Err(error.with_flags()) }),
+        Ok(figures) => Ok(MethodRow { method, flags, figures: Ok(figures) }),
+        Err(error) if error.is_users() => Ok(MethodRow { method, flags, figures: Err(error.with_flags()) }),
         Err(error) => Err(error),
     }
+}
+
+/// Checked settings, with the data that the user's opened.
+fn settled(raw: &RawConfig, opened: &Config) -> Result<Config, TrainError> {
+    let mut config = Config::check(raw)?;
+    config.settle_like(opened)?;
+    Ok(config)
 }
 
 fn figures(config: &Config, facts: DeviceFacts<'_>, budget: Budget) -> Result<MethodFigures, TrainError> {
     let (model, options) = (&config.model, &config.options);
     let mut searcher = Searcher::once(Programs { model, facts, options });
-    let planned = match plan_alone(&mut searcher, budget) {
-        Ok(planned) => Some(planned),
-        Err(TrainError::Budget { .. }) => None,
+    let (plan, least) = match plan_alone(&mut searcher, budget) {
+        Ok(planned) => {
+            let refused = |error: SearchError| TrainError::search(error, &budget);
+            let least = searcher.smallest(options.request(&budget)).map_err(refused)?.arena_bytes;
+            let arena_bytes = planned.choice.plan.arena_bytes;
+            let plan = MethodPlan {
+                process_bytes: arena_bytes + budget.outside,
+                step_seconds: planned.choice.step_seconds(),
+                passes: planned.choice.program.passes(),
+            };
+            (Some(plan), least.min(arena_bytes))
+        }
+        // A refused search has looked for the smallest plan already.
+        Err(TrainError::Budget { smallest, .. }) => (None, smallest.arena_bytes),
         Err(error) => return Err(error),
     };
-    let refused = |error: SearchError| TrainError::search(error, &budget);
-    let least = searcher.smallest(options.request(&budget)).map_err(refused)?.arena_bytes;
-    let plan = planned.map(|planned| MethodPlan {
-        process_bytes: planned.choice.plan.arena_bytes + budget.outside,
-        step_seconds: planned.choice.step_seconds(),
-        passes: planned.choice.program.passes(),
-    });
-    let least = plan.map_or(least, |plan| least.min(plan.process_bytes - budget.outside));
-    Ok(MethodFigures { trained: trained(config)?, least_bytes: least + budget.outside, plan })
+    let (trained, work) = (trained(config)?, searcher.work());
+    Ok(MethodFigures { trained, least_bytes: least + budget.outside, plan, work })
 }
 
 /// Methods that are proposed where full training does not fit; the others are variants of these.
@@ -273,11 +316,22 @@ pub fn propose_methods(error: TrainError, config: &Config, facts: DeviceFacts<'_
     };
     let full = config.model.lora.is_none() && !config.options.optimizer.kind.is_zeroth_order();
     if full && budget.arena() > 0 {
-        let raw = config.effective();
+        let raw = without_usual_weights(config);
         let proposed = METHODS.iter().filter(|method| PROPOSED.contains(&method.name));
         alternatives.extend(proposed.filter_map(|method| method.proposal(&raw, config, facts, &budget)));
     }
     TrainError::Budget { budget, smallest, hints, alternatives, lacking }
+}
+
+/// The settings written out, without the type of weights where it is the usual one.
+fn without_usual_weights(config: &Config) -> RawConfig {
+    let usual = match config.options.precision {
+        Precision::F32 => WeightStorage::F32,
+        Precision::Bf16 => WeightStorage::Bf16Master,
+    };
+    let raw = config.effective();
+    let stated = config.options.storage.weights != usual;
+    RawConfig { weights_dtype: raw.weights_dtype.clone().filter(|_| stated), ..raw }
 }
 
 impl Method {
@@ -289,12 +343,12 @@ impl Method {
         facts: DeviceFacts<'_>,
         budget: &Budget,
     ) -> Option<Alternative> {
-        let mut config = Config::check(&self.settings(raw)).ok()?;
-        config.settle_like(opened).ok()?;
+        let Asked { raw, flags } = self.asked(raw, opened);
+        let config = settled(&raw, opened).ok()?;
         let fits = fits_within(&config.model, facts, &config.options, budget).ok()?;
         let (name, trained) = (self.name, trained(&config).ok()?);
         let why = format!("{name}, which trains {trained} parameters; `plan --methods` compares them");
-        fits.then(|| Alternative { flags: self.flags(), why })
+        fits.then_some(Alternative { flags, why })
     }
 }
 

@@ -88,7 +88,7 @@ impl Session {
         let validation = data.validation.map(|source| config.validation(source, rows));
         // Facts are for checkpoints, and those of the data require reading all of it.
         let facts = if config.output.is_some() { config.facts(batches.source())? } else { Vec::new() };
-        let mut trainer = Trainer::new(run, batches, lr).with_facts(facts);
+        let mut trainer = Trainer::new(run, batches, lr).with_noise(config.noise(&lr)).with_facts(facts);
         watch.hear(Stage::Reading);
         let folder = folder.map(|folder| folder.resume(&config, &mut trainer, &mut notes)).transpose()?;
         watch.hear(Stage::Working);

@@ -93,12 +93,15 @@ fn experts(summary: &Summary) -> Option<(String, Value)> {
 
 /// The weights that are kept in few bits, if any are.
 fn quantised(summary: &Summary) -> Option<Value> {
-    let coded = summary.planned.choice.program.train.graph.quantised_bytes()?;
+    let graph = &summary.planned.choice.program.train.graph;
+    let (coded, words) = (graph.quantised_bytes()?, graph.vocabulary_bytes());
     Some(json!({
         "form": coded.form.name(),
         "weights": coded.weights,
         "bytes": coded.bytes,
         "f32_bytes": coded.whole_bytes,
+        "embedding_bytes": words.embedding,
+        "head_bytes": words.head,
     }))
 }
 

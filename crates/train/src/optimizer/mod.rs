@@ -35,6 +35,7 @@ pub(crate) use scattered::scatter_in_backward;
 pub(crate) use sharded::append_sharded;
 use steering::append_steering;
 pub use storage::{FloatStorage, StateStorage, WeightStorage};
+pub use zeroth_order::Fitness;
 pub(crate) use zeroth_order::{PROBE_LOSSES, PROBES, append_probes};
 
 /// Parameters of fewer elements keep whole moments where others keep 8-bit ones: norms and biases are few
@@ -77,6 +78,8 @@ pub struct Optimizer {
     pub directions: usize,
     /// `Mezo` and `Es`: distance of a probe from the weights, for each element on average.
     pub probe_size: f32,
+    /// `Es`: what members are ranked by.
+    pub fitness: Fitness,
     /// `Apollo`: how gradients are projected.
     pub low_rank: LowRank,
 }
@@ -94,6 +97,7 @@ impl Default for Optimizer {
             max_grad_norm: Some(1.0),
             directions: 1,
             probe_size: 1e-3,
+            fitness: Fitness::default(),
             low_rank: LowRank::default(),
         }
     }

@@ -13,8 +13,13 @@
 //! the same directions again. There are no gradients, no moments and no kept activations: see
 //! docs/decisions/0054-a-step-without-gradients-is-a-list-of-forward-passes.md.
 
+use std::str::FromStr;
+
 use plimsoll_graph::op::{Collective, Estimate, ProbeStep, Stored};
-use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, Shape, StateId, StateKind, perturb, probe_stream};
+use plimsoll_graph::{
+    DType, ErrorsOf, Graph, GraphError, Op, Phase, Shape, StateId, StateKind, count_errors, perturb,
+    probe_stream,
+};
 
 use super::{Optimizer, OptimizerKind, StateStorage, write};
 
@@ -23,6 +28,50 @@ pub(crate) const PROBE_LOSSES: &str = "probe_losses";
 /// The input of the update that says from which random numbers the directions of all probes are drawn. The forward pass
 /// has an input of its own for its one probe, [`PROBE`](plimsoll_graph::PROBE).
 pub(crate) const PROBES: &str = "probes";
+
+/// What the members of a population are ranked by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Fitness {
+    /// The loss that a gradient would be of.
+    #[default]
+    Loss,
+    /// The share of targets that are the likeliest word.
+    Accuracy,
+    /// The share of answers that are written to the letter where the likeliest word is always taken.
+    ExactMatch,
+}
+
+impl Fitness {
+    const ALL: [Fitness; 3] = [Fitness::Loss, Fitness::Accuracy, Fitness::ExactMatch];
+
+    /// Its name among settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fitness::Loss => "loss",
+            Fitness::Accuracy => "accuracy",
+            Fitness::ExactMatch => "exact-match",
+        }
+    }
+
+    /// What is counted in place of the loss.
+    fn errors(self) -> Option<ErrorsOf> {
+        match self {
+            Fitness::Loss => None,
+            Fitness::Accuracy => Some(ErrorsOf::Tokens),
+            Fitness::ExactMatch => Some(ErrorsOf::Answers),
+        }
+    }
+}
+
+impl FromStr for Fitness {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Fitness, String> {
+        let known = Fitness::ALL.into_iter().find(|fitness| fitness.name() == name.replace('_', "-"));
+        let names = Fitness::ALL.map(Fitness::name).join(", ");
+        known.ok_or_else(|| format!("there is no fitness `{name}`; known are {names}"))
+    }
+}
 
 impl Optimizer {
     /// How losses of probes become a step.
@@ -58,7 +107,8 @@ pub(crate) fn append_probes(
             "a step without gradients moves no bias of routers; balance experts with --router-aux-loss none";
         return Err(refused(why.to_owned()));
     }
-    let mut graph = perturb(graph)?;
+    let counted = optimizer.fitness.errors().map(|of| count_errors(graph.clone(), of)).transpose()?;
+    let mut graph = perturb(counted.unwrap_or(graph))?;
     graph.set_phase(Phase::Update);
     let lr = graph.input("lr", [], DType::F32);
     let mut losses = graph.input(PROBE_LOSSES, [optimizer.directions, 2], DType::F32);

@@ -16,7 +16,9 @@ pub(super) fn target_inputs(graph: &Graph) -> Vec<(String, i32)> {
     for node in graph.nodes() {
         let (targets, ignored) = match &node.op {
             Op::CrossEntropy { ignore_index } => (node.inputs[1], *ignore_index),
-            Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => (node.inputs[2], head.ignore_index),
+            Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } | Op::HeadErrors { head, .. } => {
+                (node.inputs[2], head.ignore_index)
+            }
             _ => continue,
         };
         // Targets may be read under another shape than they are given in.

@@ -61,8 +61,9 @@ impl Run {
     /// Makes the run one rank of several; its device has joined them already.
     pub(crate) fn join(&mut self, communicator: &Arc<dyn Communicator>) {
         let ranks = communicator.ranks();
-        // The losses that the graph adds and those of probes follow.
-        let bytes = (NUMBERS + self.added.len() + self.probes.as_ref().map_or(0, Probes::count)) * NUMBER;
+        // The losses that the graph adds, those of probes and the answers follow.
+        let probed = self.probes.as_ref().map_or(0, |probes| probes.count() + 1);
+        let bytes = (NUMBERS + self.added.len() + probed) * NUMBER;
         self.others = Some(Peers {
             communicator: Arc::clone(communicator),
             own: vec![0; bytes],
@@ -100,7 +101,8 @@ impl Run {
     /// The mean loss of the last step over the targets of all ranks.
     pub fn step_loss(&self) -> f64 {
         let own = || self.losses.iter().copied().map(f64::from).sum();
-        self.others.as_ref().map_or_else(own, |others| others.loss)
+        let sum: f64 = self.others.as_ref().map_or_else(own, |others| others.loss);
+        sum / self.probes.as_ref().map_or(1.0, Probes::divisor)
     }
 
     /// Time that this rank has waited for others.
@@ -130,7 +132,9 @@ impl Run {
         };
         let probed = self.probes.iter().flat_map(|probes| &probes.losses).map(|&loss| f64::from(loss));
         let added = self.added.iter().map(|added| f64::from(added.sum));
-        let numbers = [own, held as f64, targets as f64].into_iter().chain(added).chain(probed);
+        let answers = self.probes.iter().map(|probes| probes.answers as f64);
+        let numbers =
+            [own, held as f64, targets as f64].into_iter().chain(added).chain(probed).chain(answers);
         for (place, number) in others.own.chunks_exact_mut(NUMBER).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -147,6 +151,7 @@ impl Run {
         }
         if let Some(probes) = &mut self.probes {
             let (first, count) = (NUMBERS + self.added.len(), probes.count());
+            probes.answers = words.clone().map(|word| number(word, first + count) as u64).sum();
             for (rank, word) in words.clone().enumerate() {
                 probes.add_rank(rank, (first..first + count).map(|at| number(word, at) as f32));
             }

@@ -63,7 +63,7 @@ impl Run {
         }
         self.losses.clear();
         if let Some(probes) = &mut self.probes {
-            probes.losses.fill(0.0);
+            probes.begin();
         }
         // A step that was dropped may have left some.
         self.engine.forget_observed();
@@ -203,12 +203,15 @@ impl Step<'_> {
     /// Runs the forward pass of one micro-batch once for each probe.
     #[track_caller]
     fn probe(&mut self, inputs: &[(&str, Data)], probes: usize) -> Result<(), TrainError> {
+        self.run.add_answers(inputs);
         for probe in 0..probes {
-            let (direction, size) = self.run.probes.as_ref().map_or((0, 0.0), |probes| probes.place(probe));
+            let place = |probes: &Probes| (probes.place(probe), probes.scale(self.scale));
+            let ((direction, size), scale) = self.run.probes.as_ref().map_or(((0, 0.0), self.scale), place);
             let next = if probe + 1 < probes { Some(Role::First) } else { self.next_role() };
             let own = OwnInputs {
                 probe: self.run.drawn(direction),
                 probe_size: [size],
+                scale: [scale],
                 ..self.own_inputs(self.gathered, f32::NAN)
             };
             self.run_with(Role::First, inputs, &own, next)?;
@@ -250,7 +253,7 @@ impl Step<'_> {
                 *sum += loss;
                 mean += loss;
             }
-            losses.push(mean / probes.count() as f32);
+            losses.push(mean / probes.count() as f32 * probes.share(self.scale));
         }
         Ok(())
     }
@@ -275,7 +278,7 @@ impl Step<'_> {
 
     /// The mean loss over the targets of the step, of all ranks once they have shared theirs.
     fn loss(&self) -> f32 {
-        if self.run.ranks() > 1 {
+        if self.run.ranks() > 1 || self.run.probes.is_some() {
             return self.run.step_loss() as f32;
         }
         self.run.losses.iter().sum()

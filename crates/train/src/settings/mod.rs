@@ -280,10 +280,15 @@ settings! {
         nesterov: bool, "BOOL";
         /// Distance of a probe from the weights, of --optim mezo and es [default: 0.001]
         zo_eps: f64, "SIZE";
+        /// constant, linear or cosine: the course of that distance of --optim es, without a warmup [default: constant]
+        zo_eps_scheduler_type: String, "NAME";
         /// Random directions of a step of --optim mezo, each probed on both sides [default: 1]
         zo_directions: usize, "N";
         /// Members of the population of --optim es, two for each random direction [default: 16]
         population: usize, "N";
+        /// What the members of --optim es are ranked by: loss; accuracy, of each word to learn behind the true text before it; or
+        /// exact-match, of answers as they are written at temperature 0 [default: loss]
+        es_fitness: String, "NAME";
         /// How weights are kept: f32, bf16 (stochastic rounding), or bf16-master (bf16 with an f32 master copy)
         /// [default: f32]
         weights_dtype: String, "TYPE";

@@ -24,8 +24,9 @@ macro_rules! facts {
     };
 }
 
-const FACTS: [Fact; 29] = facts! {
-    false: optim, optim_args, bf16, weights_dtype, gradients_dtype, lr_scheduler_type, router_aux_loss, expert_capacity_factor;
+const FACTS: [Fact; 31] = facts! {
+    false: optim, optim_args, bf16, weights_dtype, gradients_dtype, lr_scheduler_type, zo_eps_scheduler_type, es_fitness, router_aux_loss,
+        expert_capacity_factor;
     true: learning_rate, warmup_steps, warmup_ratio, max_steps, num_train_epochs, momentum, nesterov, adam_beta1,
         adam_beta2, adam_epsilon, weight_decay, max_grad_norm, full_determinism, tf32, router_aux_loss_coef, router_z_loss_coef,
         zo_eps, zo_directions, population, router_jitter_noise, router_bias_update_rate;

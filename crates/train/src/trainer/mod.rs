@@ -47,6 +47,8 @@ pub struct Trainer {
     run: Run,
     batches: Batches,
     lr: Lr,
+    /// The part of their distance that probes take; all of it where absent.
+    noise: Option<Lr>,
     feed: Feed,
     seconds: f64,
     /// The part of them in which this rank did not wait for others.
@@ -70,6 +72,7 @@ impl Trainer {
             run,
             batches,
             lr,
+            noise: None,
             feed,
             seconds: 0.0,
             busy: Duration::ZERO,
@@ -79,6 +82,12 @@ impl Trainer {
             taken: 0,
             reached: EvaluationState::default(),
         }
+    }
+
+    /// Lets the probes of each step lie a part of their distance away from the weights, as `noise` says of the step.
+    #[must_use]
+    pub fn with_noise(self, noise: Option<Lr>) -> Trainer {
+        Trainer { noise, ..self }
     }
 
     /// Adds further facts that must be equal in a run that resumes from a checkpoint of this one, by the names that
@@ -161,6 +170,9 @@ impl Trainer {
         let step = self.run.steps() + 1;
         let group = self.batches.next_group()?;
         let lr = self.lr.at(step);
+        if let Some(noise) = &self.noise {
+            self.run.scale_probes(noise.at(step) as f32)?;
+        }
         let [ranks, rank] = [self.run.ranks(), self.run.rank()].map(|number| number as u64);
         let under_way = self.run.begin(lr as f32, group.valid_tokens);
         let own = group.micro_batches.div_ceil(ranks);

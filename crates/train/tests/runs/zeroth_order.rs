@@ -5,13 +5,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::ops::Range;
 use std::path::Path;
 
 use plimsoll_graph::{Op, Phase, StateKind};
+use plimsoll_model::IGNORED;
 use plimsoll_plan::{Costed, Program, Purpose, Role, Strategy, spans, timeline};
 use plimsoll_train::{
-    Config, FloatStorage, LanguageModel, Optimizer, OptimizerKind, Options, RawConfig, Run, StateStorage,
-    TrainError, WeightStorage, plan_for, program,
+    Config, Fitness, FloatStorage, LanguageModel, Optimizer, OptimizerKind, Options, RawConfig, Run,
+    StateStorage, TrainError, WeightStorage, plan_for, program,
 };
 
 use crate::support::{Batch, Golden, Size, distance, gpt2, lasting_bits, llama, options, start};
@@ -102,9 +104,9 @@ fn memory_is_that_of_inference_and_the_largest_perturbed_copy() {
         Batch::synthetic(4, SIZE.seq, SIZE.vocab, false, 0).step(&mut run, 1e-3);
         assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
         let activations = |role| most(&program, &run, role, Purpose::Activations);
-        // Inference has the same values, and the probe's three inputs take no more than one alignment each.
+        // Inference has the same values. The probe and its distance are two inputs more, of one alignment each.
         let inputs = 2 * program.train.facts.alignment;
-        assert!(activations(Role::First) <= activations(Role::Evaluate) + inputs, "{kind:?}");
+        assert_eq!(activations(Role::First) - inputs, activations(Role::Evaluate), "{kind:?}");
         let copies = graph.nodes().iter().filter(|node| matches!(node.op, Op::Perturb { .. }));
         let largest = copies.map(|node| graph.ty(node.outputs[0]).bytes() as u64).max().unwrap();
         let perturbed = most(&program, &run, Role::First, Purpose::Perturbed);
@@ -169,6 +171,23 @@ fn a_run_that_continues_draws_what_it_would_have_drawn() {
 }
 
 #[test]
+fn a_noise_schedule_moves_the_probes_and_slopes_have_none() {
+    let batch = Batch::synthetic(4, SIZE.seq, SIZE.vocab, false, 0);
+    let start = |probe_size, kind| {
+        let optimizer = Optimizer { probe_size, ..method(kind, 2) };
+        start(&gpt2(SIZE), SIZE.seq, &Options { optimizer, ..options(4, 4, Strategy::None, 1) })
+    };
+    let step = |mut run: Run| (batch.step(&mut run, 1e-2), lasting_bits(&run));
+    let mut scaled = start(1.0 / 64.0, OptimizerKind::Es);
+    scaled.scale_probes(0.25).unwrap();
+    // Quarters of powers of two are exact, so the run is the very one that was planned for that distance.
+    assert_eq!(step(scaled), step(start(1.0 / 256.0, OptimizerKind::Es)));
+    assert!(step(start(1.0 / 64.0, OptimizerKind::Es)) != step(start(1.0 / 256.0, OptimizerKind::Es)));
+    let why = start(1.0 / 64.0, OptimizerKind::Mezo).scale_probes(0.25).unwrap_err().to_string();
+    assert_eq!(why, "only the probes of `optim es` change their distance");
+}
+
+#[test]
 fn adapters_over_a_frozen_base_in_four_bits_are_all_that_is_perturbed() {
     let testdata =
         |folder: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/quantised").join(folder);
@@ -205,4 +224,69 @@ fn adapters_over_a_frozen_base_in_four_bits_are_all_that_is_perturbed() {
     let losses: Vec<f32> = (0..12).map(|_| golden.batch().step(&mut run, 3e-3).0.iter().sum()).collect();
     assert!(losses[11] < losses[0], "{losses:?}");
     assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
+}
+
+/// The likeliest word behind `position`, the first of equals.
+fn likeliest(run: &mut Run, tokens: &[i32], position: usize) -> i32 {
+    let mut logits = vec![0.0; SIZE.vocab];
+    run.generate(tokens, position, &mut logits).unwrap();
+    (1..SIZE.vocab).fold(0, |best, word| if logits[word] > logits[best] { word } else { best }) as i32
+}
+
+/// Writes over `answer` what the model writes behind the words before it.
+fn write(run: &mut Run, tokens: &mut [i32], answer: Range<usize>) {
+    for at in answer {
+        tokens[at] = likeliest(run, tokens, at - 1);
+    }
+}
+
+/// Rows with answers that the model itself wrote, some of them with another word put in, and the places of all answers.
+fn answered(run: &mut Run) -> (Batch, Vec<(usize, Range<usize>)>) {
+    let mut batch = Batch::synthetic(4, SIZE.seq, SIZE.vocab, false, 1);
+    batch.targets.fill(IGNORED);
+    let answers = vec![(0, 6..11), (1, 9..14), (2, 4..8), (2, 12..17), (3, 1..24)];
+    for (row, answer) in &answers {
+        let tokens = &mut batch.tokens[row * SIZE.seq..][..SIZE.seq];
+        write(run, tokens, answer.clone());
+        if *row < 2 {
+            tokens[answer.start + 2] = (tokens[answer.start + 2] + 1) % SIZE.vocab as i32;
+        }
+        for at in answer.clone() {
+            batch.targets[row * SIZE.seq + at - 1] = tokens[at];
+        }
+    }
+    (batch, answers)
+}
+
+#[test]
+fn fitness_counts_what_greedy_generation_gets_wrong() {
+    for (fitness, rows) in
+        [(Fitness::Accuracy, 4), (Fitness::Accuracy, 2), (Fitness::ExactMatch, 4), (Fitness::ExactMatch, 1)]
+    {
+        // So near that every probe reads the weights themselves.
+        let optimizer = Optimizer { fitness, probe_size: 1e-30, ..method(OptimizerKind::Es, 2) };
+        let options = Options { optimizer, ..options(4, rows, Strategy::None, 2) };
+        let architecture = gpt2(Size { dropout: 0.0, ..SIZE });
+        let model = LanguageModel { architecture, seq_len: SIZE.seq, generate: true, lora: None };
+        let mut run = Run::new(model, &options).unwrap();
+        let (batch, answers) = answered(&mut run);
+        let (mut wrong, mut places, mut targets) = (0, 0, 0);
+        for (row, answer) in &answers {
+            let truth = &batch.tokens[row * SIZE.seq..][..SIZE.seq];
+            let mut written = truth.to_vec();
+            write(&mut run, &mut written, answer.clone());
+            wrong += usize::from(written[answer.clone()] != truth[answer.clone()]);
+            places += answer.clone().filter(|&at| likeliest(&mut run, truth, at - 1) != truth[at]).count();
+            targets += answer.len();
+        }
+        assert!((2..answers.len()).contains(&wrong) && (2..targets).contains(&places), "{wrong} {places}");
+        let expected = match fitness {
+            Fitness::ExactMatch => wrong as f64 / answers.len() as f64,
+            _ => places as f64 / targets as f64,
+        };
+        let batches: Vec<_> = batch.micro_batches(rows).collect();
+        let errors = run.step(0.0, &batches).unwrap().loss;
+        assert!((f64::from(errors) - expected).abs() < 1e-6, "{fitness:?}, rows {rows}: {errors} {expected}");
+        assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
+    }
 }

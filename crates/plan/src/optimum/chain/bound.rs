@@ -23,7 +23,7 @@
 //! With another tier, `q` more bytes are available after the turn. They went out before it and come in after it, so
 //! each part takes at least as long as its transfers. The bound is the minimum over all `q`.
 
-use super::options::Options;
+use super::options::Frontiers;
 use crate::device::Link;
 
 /// Time of forward nodes, each once.
@@ -50,10 +50,15 @@ pub(crate) struct LowerBound {
 const HALVINGS: usize = 100;
 
 impl LowerBound {
-    /// The bound for `layers` layers with these options.
-    pub(crate) fn new(options: &Options, layers: usize, base_seconds: f64, forward: Passes) -> LowerBound {
+    /// The bound for `layers` layers with these frontiers.
+    pub(crate) fn new(
+        frontiers: &Frontiers,
+        layers: usize,
+        base_seconds: f64,
+        forward: Passes,
+    ) -> LowerBound {
         let mut points: Vec<(f64, f64)> =
-            options.frontiers.iter().flatten().map(|&(bytes, seconds)| (bytes as f64, seconds)).collect();
+            frontiers.iter().flatten().map(|&(bytes, seconds)| (bytes as f64, seconds)).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
         LowerBound { layers, base_seconds, forward, hull: lower_hull(&points) }
     }

@@ -17,6 +17,7 @@ mod groups;
 mod options;
 #[cfg(test)]
 mod oracle;
+mod outline;
 mod passage;
 mod readers;
 mod table;
@@ -24,15 +25,14 @@ mod table;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{Graph, NodeId, Phase, Value};
+use plimsoll_graph::{Graph, NodeId, Value};
 
-use beside::{fixed_bytes, last_operands, turn_operands};
-use bound::{LowerBound, Passes};
+use beside::fixed_bytes;
 pub(super) use find::Chain;
 use follow::{Step, follow};
 use groups::{Grouped, group_size};
 use options::{LayerOption, Options, all_values, kept_values, options, peaks};
-use passage::passage;
+pub(crate) use outline::Outline;
 use table::{Family, Table, Turn};
 
 use super::ladder::Ladder;
@@ -65,8 +65,8 @@ pub(crate) struct ChainOptimum {
     /// Transient budgets up to which it answers.
     cap: TransientBytes,
     turn: Turn,
-    /// Bounds for the moment at which all layers wait, and for the moments at which all but the last wait.
-    bounds: [Moment; 2],
+    /// A bound on the time of any schedule.
+    outline: Outline,
     /// The ways of treating the nodes ahead of the layers of the table.
     ways: Vec<Way>,
     /// Time of the nodes before the first layer, forward and backward.
@@ -84,15 +84,6 @@ pub(crate) struct ChainOptimum {
 enum Filled {
     Layers(Table),
     Groups(Box<Grouped>),
-}
-
-/// A moment that occurs in every schedule, while layers wait for their backward pass.
-#[derive(Debug)]
-struct Moment {
-    /// The bound of those layers as a function of their bytes.
-    bound: LowerBound,
-    /// Bytes beside those that the layers hold.
-    beside: u64,
 }
 
 /// A treatment of the nodes before the layers of the table: the lead.
@@ -127,43 +118,25 @@ impl ChainOptimum {
             nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
         };
         let turn_seconds = seconds(&chain.turn.forward) + seconds(&chain.turn.backward);
-        let all: f64 = (graph.node_ids())
-            .filter(|&id| graph.node(id).phase != Phase::Update && !graph.node(id).op.is_view())
-            .map(|id| facts.nodes[id.index()].seconds_with(scratch))
-            .sum();
-        let forward_nodes: Vec<NodeId> = (graph.node_ids())
-            .filter(|&id| graph.node(id).phase == Phase::Forward && !graph.node(id).op.is_view())
-            .collect();
+        let outline = Outline::new(graph, facts, scratch, &chain);
+        let (all, forward) = (outline.once_seconds, outline.forward_seconds);
         let one = options.forward_seconds + seconds(&chain.layers[0].backward);
         let outside_seconds = all - turn_seconds - layers as f64 * one;
-        let forward =
-            Passes { layers: layers as f64 * options.forward_seconds, all: seconds(&forward_nodes) };
-        let bounds = [
-            Moment {
-                bound: LowerBound::new(&options, layers, all, forward),
-                beside: turn_operands(graph, facts, &chain),
-            },
-            Moment {
-                bound: LowerBound::new(&options, layers - 1, all, forward),
-                beside: last_operands(graph, facts, &chain),
-            },
-        ];
         let ways = ways(graph, facts, scratch, &chain);
-        let passage = passage(graph, &chain.layers[layers / 2]);
-        let long = passages(layers).saturating_mul(passage.len()) > MOST_RUNS;
+        let long = outline.long;
         ChainOptimum {
             chain,
             options,
             table: OnceCell::new(),
             cap,
             turn: Turn { peak: turn_peak, seconds: turn_seconds },
-            bounds,
+            outline,
             ways,
             outside_seconds,
             once_seconds: all,
             group: long.then(|| group_size(layers)),
             // A hair above, because sums are rounded.
-            most_seconds: if long { (all + forward.all) * (1.0 + 1e-9) } else { f64::INFINITY },
+            most_seconds: if long { (all + forward) * (1.0 + 1e-9) } else { f64::INFINITY },
         }
     }
 
@@ -312,12 +285,7 @@ impl Optimum for ChainOptimum {
     }
 
     fn lower_bound(&self, bytes: TransientBytes, link: Option<&Link>) -> f64 {
-        let [turn, last] = &self.bounds;
-        let left = |moment: &Moment| bytes.0.saturating_sub(moment.beside);
-        match link {
-            Some(link) => turn.bound.seconds_with(left(turn), link),
-            None => turn.bound.seconds(left(turn)).max(last.bound.seconds(left(last))),
-        }
+        self.outline.lower_bound(bytes, link)
     }
 
     /// A micro-batch that keeps nothing begins the backward pass of each layer with the forward passes of all before it,

@@ -71,10 +71,12 @@ pub(crate) struct Options {
     pub(crate) pinned_bytes: u64,
     /// Bytes of its output, and so of the gradient of that output.
     pub(crate) boundary_bytes: u64,
-    /// The frontier at the turn when the output is kept, and when it must be recomputed too:
-    /// (bytes, seconds).
-    pub(crate) frontiers: [Vec<(u64, f64)>; 2],
+    /// The frontiers at the turn.
+    pub(crate) frontiers: Frontiers,
 }
+
+/// Bytes and times of one layer at the turn, `(bytes, seconds)`: when its output is kept, and when it must be recomputed too.
+pub(crate) type Frontiers = [Vec<(u64, f64)>; 2];
 
 impl Options {
     /// Bytes in which `layers` layers and a turn of `turn_peak` bytes run without recomputing anything.
@@ -91,28 +93,22 @@ impl Options {
 /// All options of a layer of `graph`.
 pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Options {
     let sets = Sets::new(graph, facts, scratch, layer);
-    let labels = frontier(&sets.ops, &sets.demanded, &LabelLimits::NONE);
+    let labels = sets.labels();
     let list = around_frontier(&sets.kept_on_passage(spread(&labels)), |keep| sets.option(keep));
-    let mut recomputed_ops = sets.ops.clone();
-    if let Some(output) = sets.parts.iter().position(|part| part.values.contains(&layer.output)) {
-        recomputed_ops[output].keepable = false;
-    }
-    let with_output =
-        frontier(&recomputed_ops, &demanded(graph, layer, &sets.parts, true), &LabelLimits::NONE);
-    // A value that only forward nodes read need not be there when the first gradient is made.
-    let surely = sets.pinned.bytes(graph, facts, layer, &[&layer.backward]);
-    let boundary_bytes = sets.boundary_bytes;
     Options {
         list,
         forward_seconds: sets.seconds(&layer.forward),
         passage_seconds: sets.seconds(&sets.passage),
         pinned_bytes: sets.pinned_bytes,
-        boundary_bytes,
-        frontiers: [
-            labels.iter().map(|label| (label.bytes + boundary_bytes + surely, label.time)).collect(),
-            with_output.iter().map(|label| (label.bytes + surely, label.time)).collect(),
-        ],
+        boundary_bytes: sets.boundary_bytes,
+        frontiers: sets.frontiers(&labels),
     }
+}
+
+/// The frontiers of a layer alone, which take a fraction of the time that its options take: no peak is looked at.
+pub(crate) fn frontiers(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Frontiers {
+    let sets = Sets::new(graph, facts, scratch, layer);
+    sets.frontiers(&sets.labels())
 }
 
 /// A layer in parts, and the account of each set of them that may be kept.
@@ -156,6 +152,28 @@ impl<'a> Sets<'a> {
             passage,
             parts,
         }
+    }
+
+    /// Every set of kept parts that no other beats on bytes and time.
+    fn labels(&self) -> Vec<Label> {
+        frontier(&self.ops, &self.demanded, &LabelLimits::NONE)
+    }
+
+    /// Bytes and times of the labels; and of those that arise when the output is recomputed too.
+    fn frontiers(&self, labels: &[Label]) -> Frontiers {
+        let Sets { graph, facts, layer, parts, .. } = self;
+        let mut recomputed_ops = self.ops.clone();
+        if let Some(output) = parts.iter().position(|part| part.values.contains(&layer.output)) {
+            recomputed_ops[output].keepable = false;
+        }
+        let with_output = frontier(&recomputed_ops, &demanded(graph, layer, parts, true), &LabelLimits::NONE);
+        // A value that only forward nodes read need not be there when the first gradient is made.
+        let surely = self.pinned.bytes(graph, facts, layer, &[&layer.backward]);
+        let kept = surely + self.boundary_bytes;
+        [
+            labels.iter().map(|label| (label.bytes + kept, label.time)).collect(),
+            with_output.iter().map(|label| (label.bytes + surely, label.time)).collect(),
+        ]
     }
 
     /// The option that keeps these parts.

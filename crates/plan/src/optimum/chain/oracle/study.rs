@@ -256,7 +256,8 @@ fn compare(shape: &Shape, published: &[f64], most_compared: usize) {
     let backward: f64 = block.backward.iter().map(|op| op.cost).sum();
     let base = block.head_cost + shape.layers as f64 * (options.forward_seconds + backward);
     let forward = shape.layers as f64 * options.forward_seconds;
-    let bound = LowerBound::new(&options, shape.layers, base, Passes { layers: forward, all: forward });
+    let bound =
+        LowerBound::new(&options.frontiers, shape.layers, base, Passes { layers: forward, all: forward });
     println!("memory  overhead  published   bound    gap (%)");
     for (&fraction, &published) in FRACTIONS.iter().zip(published) {
         let bytes = (whole as f64 * fraction) as u64;
