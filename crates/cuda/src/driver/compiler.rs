@@ -119,6 +119,15 @@ fn options(source: &KernelSource, architecture: &str) -> Vec<String> {
 }
 
 impl Libraries {
+    /// Makes sure of the compiler.
+    ///
+    /// # Errors
+    ///
+    /// When no folder has one that can be used.
+    pub fn compiler(&self) -> Result<(), ExecError> {
+        Nvrtc::open(self).map(drop)
+    }
+
     /// Compiles every file of kernels for an architecture, with no GPU and no cache.
     ///
     /// # Errors
