@@ -310,7 +310,7 @@ impl Device for CudaDevice {
 
     fn pool(&self) -> Result<MemoryPool, ExecError> {
         let free = self.context.free()?;
-        let reading = self.readings().read(free, || self.context.reading(free));
+        let reading = self.readings().read(free, || self.context.reading(free, Stream::PINNED));
         Ok(MemoryPool::Own { total: reading.total, free, taken: reading.taken() })
     }
 

@@ -9,19 +9,8 @@ use std::path::{Path, PathBuf};
 use plimsoll_exec::ExecError;
 use sha2::{Digest, Sha256};
 
-use super::{Libraries, Nvrtc};
+use super::{Compiled, Libraries, Nvrtc};
 use crate::kernels::{KernelSource, SOURCES, headers};
-
-/// One file of kernels as machine code.
-#[derive(Clone, Debug)]
-pub struct Compiled {
-    /// Name of the file.
-    pub name: &'static str,
-    /// A cubin.
-    pub code: Vec<u8>,
-    /// The compiler's log, if it was called now.
-    pub log: Option<String>,
-}
 
 /// The compiler for one architecture.
 #[derive(Clone, Debug)]
@@ -119,6 +108,15 @@ fn options(source: &KernelSource, architecture: &str) -> Vec<String> {
 }
 
 impl Libraries {
+    /// Makes sure of the compiler.
+    ///
+    /// # Errors
+    ///
+    /// When no folder has one that can be used.
+    pub fn compiler(&self) -> Result<(), ExecError> {
+        Nvrtc::open(self).map(drop)
+    }
+
     /// Compiles every file of kernels for an architecture, with no GPU and no cache.
     ///
     /// # Errors

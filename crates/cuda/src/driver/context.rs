@@ -6,7 +6,6 @@ use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
 use super::nvml::{self, ManagedCard};
-use super::staging::Staging;
 use super::{Libraries, ok, version_text};
 use crate::counting::Reading;
 
@@ -125,14 +124,14 @@ impl Context {
         Ok(free as u64)
     }
 
-    /// What driver and NVML say of the card's memory now, of which `free` bytes are free.
-    pub(crate) fn reading(&self, free: u64) -> Reading {
+    /// What driver and NVML say of the card's memory now, of which `free` bytes are free, beside pinned memory of the host.
+    pub(crate) fn reading(&self, free: u64, pinned: u64) -> Reading {
         Reading {
             total: self.card.memory,
             free,
             before: self.managed.as_ref().map(|card| card.free),
             shares: self.managed.as_ref().and_then(ManagedCard::shares),
-            pinned: Staging::PINNED,
+            pinned,
         }
     }
 }

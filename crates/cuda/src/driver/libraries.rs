@@ -12,8 +12,6 @@ use cudarc::driver;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use plimsoll_exec::ExecError;
 
-use super::Nvrtc;
-
 /// Endings of a library's file on the loader's path: that of a toolkit, then versions as wheels and systems name them.
 const ENDINGS: [&str; 3] = ["", ".13", ".12"];
 
@@ -68,15 +66,6 @@ impl Libraries {
              --device to run on the CPU"
                 .into(),
         ))
-    }
-
-    /// Makes sure of the compiler.
-    ///
-    /// # Errors
-    ///
-    /// When no folder has one that can be used.
-    pub fn compiler(&self) -> Result<(), ExecError> {
-        Nvrtc::open(self).map(drop)
     }
 
     /// What `usable` makes of the first library that it accepts, which is never closed.

@@ -10,7 +10,7 @@ use plimsoll_exec::ExecError;
 
 use super::libraries::{Refusal, Wanted};
 use super::symbols::named;
-use super::{Compiled, Libraries, version_text};
+use super::{Libraries, version_text};
 use crate::kernels::KernelSource;
 
 /// The oldest version whose code the drivers that we run on load, as 1000 · major + 10 · minor.
@@ -73,6 +73,17 @@ impl Functions {
         // SAFETY: a text that lives as long as the library.
         unsafe { CStr::from_ptr((self.error_string)(status)) }.to_string_lossy().into_owned()
     }
+}
+
+/// One file of kernels as machine code.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// Name of the file.
+    pub name: &'static str,
+    /// A cubin.
+    pub code: Vec<u8>,
+    /// The compiler's log, if it was called now.
+    pub log: Option<String>,
 }
 
 /// The compiler, which stays open until the process ends: cuDNN finds it by its name.

@@ -26,6 +26,9 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
+    /// Bytes of pinned memory of the host that a stream takes.
+    pub(crate) const PINNED: u64 = Staging::PINNED;
+
     pub(crate) fn new(context: &Arc<Context>) -> Result<Stream, ExecError> {
         context.enter()?;
         let (mut stream, mut words) = (std::ptr::null_mut(), 0);
