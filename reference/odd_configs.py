@@ -1,6 +1,6 @@
 """Trains models of odd shapes with plimsoll and with PyTorch, and compares the loss of every step. Writes nothing that stays.
 
-    python reference/odd_configs.py target/release/plimsoll [--only NAME] [--markdown FILE]
+    python reference/odd_configs.py target/release/plimsoll [--only NAME] [--adapters] [--markdown FILE]
 
 Per architecture ten models are drawn from a seed: head widths that do not follow from the model's, any number of key heads,
 tied and own heads, every rotary form that plimsoll knows, sliding windows, odd vocabularies, files in shards, weights stored
@@ -504,6 +504,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
     parser.add_argument("--only", help="one architecture, or several with commas between")
+    parser.add_argument("--adapters", action="store_true", help="adapters alone")
     parser.add_argument("--markdown", type=Path, help="where the record goes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -517,8 +518,8 @@ def main() -> None:
     for name in ARCHITECTURES:
         if arguments.only and name not in arguments.only.split(","):
             continue
-        kinds = [("", FULL), (ADAPTER, ADAPTED)] + ([(TOGETHER, ADAPTED)] if name in MIXTURES else [])
-        for kind, count in kinds:
+        kinds = [("", 0 if arguments.adapters else FULL), (ADAPTER, ADAPTED)]
+        for kind, count in kinds + ([(TOGETHER, ADAPTED)] if name in MIXTURES else []):
             called = f"{name}{', ' if kind else ''}{kind}"
             for number in range(count):
                 difference, rounding, told = compare(arguments.binary, name, number, kind)

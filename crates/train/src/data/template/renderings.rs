@@ -9,7 +9,7 @@ use super::{ChatTemplate, RenderFault};
 use crate::jinja::Value;
 use crate::reading;
 
-/// The search in a conversation is given up after this much work of its template: some ten seconds.
+/// The search in a conversation is given up after this much work of its template: some twenty seconds.
 const MOST_WORK: u64 = 1 << 29;
 
 /// Renders one conversation many times, and counts the bytes.

@@ -156,7 +156,7 @@ const CALLS: &str = "{% for m in messages %}{% if m.tool_calls %}{% for c in m.t
     {% if c.function %}{% set c = c.function %}{% endif %}<call>{{ c.name }}({{ c.arguments | tojson }})</call>\
     {% endfor %}{% endif %}{% if m.function_call %}<{{ m.function_call.name }}>{% endif %}{% endfor %}";
 
-fn with(field: &str, value: Json) -> Result<String, String> {
+fn with(field: &str, value: &Json) -> Result<String, String> {
     render(CALLS, &[json!({"role": "assistant", "content": "x", field: value})], None)
 }
 
@@ -176,14 +176,14 @@ fn calls_are_the_same_as_lists_and_objects_and_as_json_text() {
         json!([function]),
     ];
     for calls in ways {
-        assert_eq!(with("tool_calls", calls.clone()).unwrap(), "<call>f({\"b\": 1})</call>", "{calls}");
+        assert_eq!(with("tool_calls", &calls).unwrap(), "<call>f({\"b\": 1})</call>", "{calls}");
     }
     for call in [json!({"name": "f"}), json!(r#"{"name": "f"}"#)] {
-        assert_eq!(with("function_call", call).unwrap(), "<f>");
+        assert_eq!(with("function_call", &call).unwrap(), "<f>");
     }
     for field in ["tool_calls", "function_call"] {
         for none in [json!(""), json!(" \n"), json!("null"), Json::Null] {
-            assert_eq!(with(field, none).unwrap(), "");
+            assert_eq!(with(field, &none).unwrap(), "");
         }
     }
     // A function may be no more than a name.
@@ -209,7 +209,7 @@ fn calls_in_a_text_that_is_no_json_are_refused_and_not_rendered_letter_by_letter
         ("function_call", json!("[]"), "`function_call` is a text with a list in JSON, not an object".into()),
     ];
     for (field, value, wanted) in cases {
-        assert_eq!(with(field, value.clone()).unwrap_err(), wanted, "{field}: {value}");
+        assert_eq!(with(field, &value).unwrap_err(), wanted, "{field}: {value}");
     }
 }
 
