@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(silence.line(second(55)).as_deref(), Some("at work, 5.0 s so far\n"));
         silence.begin(second(109), "planning".into(), SHORT);
         assert_eq!(silence.wait(second(109)), Some(second(1)));
-        // In a terminal no work is announced most of the time, and that silence is nobody's.
+        // In a terminal there are times without announced work. Work that begins later does not inherit that silence.
         silence.work = None;
         silence.begin(second(999), "planning".into(), SHORT);
         assert_eq!(silence.wait(second(999)), Some(second(1)));

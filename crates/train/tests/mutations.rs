@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use plimsoll_graph::name_hash;
 use plimsoll_model::Architecture;
 use plimsoll_model::lora::AdapterConfig;
-use plimsoll_plan::{Effort, Strategy, Table, dag, solve};
+use plimsoll_plan::{Effort, Strategy, Table, remat, solve};
 use plimsoll_train::checkpoint::Checkpoint;
 use plimsoll_train::data::{ChatTemplate, DataSpec, Dataset, Part, RowLayout, Task, Tokenizer, Validation};
 use plimsoll_train::files::{ModelFolder, TensorFile};
@@ -349,11 +349,11 @@ fn graphs_to_plan() {
     let links = [(0, 1), (1, 2), (2, 4), (4, 5), (1, 5), (5, 7), (0, 7)].map(link);
     let original = json!({ "nodes": nodes, "links": links }).to_string().into_bytes();
     strike("graph", &[original], |bytes| {
-        let dag = dag::parse(&String::from_utf8_lossy(bytes)).map_err(|fault| fault.to_string())?;
-        let effort = dag::DagEffort { labels: 50, pairs: 10, trials: 5, beam: 4, work: 100_000 };
+        let dag = remat::parse(&String::from_utf8_lossy(bytes)).map_err(|fault| fault.to_string())?;
+        let effort = remat::DagEffort { labels: 50, pairs: 10, trials: 5, beam: 4, work: 100_000 };
         for memory in [1, 1100, u64::MAX] {
             // Whether a plan is found is not the question.
-            let _ = dag::plan_dag(&dag, memory, effort);
+            let _ = remat::plan_dag(&dag, memory, effort);
         }
         Ok(())
     });

@@ -16,6 +16,7 @@ fn model(rows: usize) -> Result<Graph, GraphError> {
     let head = g.param("head", [5, 16], Init::Normal(0.5)); // (V, F)
     let loss = g.head_loss(h, head, None, targets, scale, -100);
     g.output("loss", loss);
+    g.output("hidden", h);
     g.finish()
 }
 
@@ -42,5 +43,27 @@ fn evaluating_gives_the_loss_of_training_and_changes_nothing() {
 #[test]
 fn a_run_that_was_not_planned_to_evaluate_says_so() {
     let mut run = Run::new(model, &Options { micro_batch: Some(1), ..Options::default() }).unwrap();
-    assert_eq!(run.evaluate(&[]).unwrap_err().to_string(), "the plan has no schedule `evaluate`");
+    let line = line!() + 1;
+    let error = run.evaluate(&[]).unwrap_err().to_string();
+    let expected = format!("evaluation.rs:{line}: the plan has no schedule `evaluate`");
+    assert!(error.ends_with(&expected), "{error}");
+}
+
+#[test]
+fn a_batch_that_does_not_fit_is_refused_with_the_line_of_the_caller() {
+    let options = Options { global_batch: 4, micro_batch: Some(4), evaluate: true, ..Options::default() };
+    let mut run = Run::new(model, &options).unwrap();
+    let (x, targets) = ([0.5; 8], [0, 4, -100, 2]);
+    let short = [("x", Data::F32(&x)), ("targets", Data::I32(&targets))];
+    let line = line!() + 2;
+    let errors = [
+        run.evaluate(&short).unwrap_err(),
+        run.evaluate_share(&short, 3).unwrap_err(),
+        run.predict(&short[..1]).unwrap_err(),
+        run.step(0.1, &[short]).unwrap_err(),
+    ];
+    for (error, line) in errors.iter().map(ToString::to_string).zip(line..) {
+        let expected = format!("evaluation.rs:{line}: input `x` is f32[4,8], got 8 of f32");
+        assert!(error.ends_with(&expected), "{error}, expected {expected}");
+    }
 }

@@ -147,7 +147,7 @@ impl<W: Wire> Talk<W> {
     /// Tells all ranks of a fault, as far as they take it in the time that is given.
     pub(super) fn tell(&mut self, fault: &str, time: Duration) {
         let text = &fault.as_bytes()[..fault.floor_char_boundary(MOST_TEXT)];
-        // A transport that fails was the fault, or will be found out by the silence.
+        // An error of the transport itself is not reported here: the other ranks will notice that this one is silent.
         let told = self.others().try_for_each(|rank| self.wire.send(rank, &head(FAULT), text));
         let begin = Instant::now();
         while told.is_ok() && begin.elapsed() < time && matches!(self.wire.sending_to(), Ok(Some(_))) {

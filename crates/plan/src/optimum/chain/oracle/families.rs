@@ -309,7 +309,7 @@ fn more_memory_is_never_slower_and_every_budget_is_kept() {
 #[test]
 fn planning_32_and_80_layers_compares_few_options_and_slots() {
     for (name, most_options, most_compared) in
-        [("llama-3.1-8b", 120, 110_000_000), ("llama-3.1-70b", 120, 310_000_000)]
+        [("llama-3.1-8b", 120, 110_000_000), ("llama-3.1-70b", 125, 335_000_000)]
     {
         let program = program(&Preset::from_name(name).unwrap().model, 1, 4096);
         let part = &program.train;
@@ -333,7 +333,7 @@ fn the_search_over_all_micro_batches_builds_each_program_at_most_once_and_looks_
     let planner =
         ChainOptimum::new(&one.train.graph, &one.train.facts, Scratch::Best, TransientBytes::MAX).unwrap();
     let whole = planner.most_bytes().unwrap();
-    for (share, most_runs) in [(0.2, 10_000), (4.0, 20_000)] {
+    for (share, most_runs) in [(0.2, 9_500), (4.0, 2_100)] {
         let budget = persistent_bytes(&one, 0).unwrap() + (whole as f64 * share) as u64;
         let request = Request { global_batch: 32, micro_batch: None, strategy: None, budget, slack: 0.0 };
         let mut searcher = Searcher::once(|rows| Ok(program(&model, rows, 4096)));
