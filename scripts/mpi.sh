@@ -13,7 +13,8 @@ cd "$(dirname "$0")/.."
 missing() {
     command -v mpicc > /dev/null || echo libopenmpi-dev
     command -v mpirun > /dev/null || echo openmpi-bin
-    compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' > /dev/null || [ -n "${LIBCLANG_PATH:-}" ] || echo libclang-dev
+    # libclang-cpp is another library.
+    compgen -G '/usr/lib/llvm-*/lib/libclang.so*' > /dev/null || [ -n "${LIBCLANG_PATH:-}" ] || echo libclang-dev
 }
 
 packages=$(missing)

@@ -76,7 +76,7 @@ fn processes_have_the_bits_of_threads_with_dropout() {
     let home = Home::with_model();
     // GPT-2 has dropout of a tenth at its embeddings, attention and branches.
     let gpt2 = r#"{"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 16, "vocab_size": 259}"#;
-    home.write("gpt2.json", gpt2.to_owned());
+    home.write("gpt2.json", gpt2);
     agree_in(&home, &RUN.replace("--model model", "--config gpt2.json"), 2, "--zero-stage 1");
 }
 

@@ -166,6 +166,10 @@ mod tests {
         let theirs = "program\tversion 1 (00)\n--learning-rate\t0.2\ndata\ta b";
         let told = difference(&own, theirs).unwrap();
         assert_eq!(told, "its --learning-rate is 0.1, and that of rank 0 is 0.2; start all ranks alike");
+        let told = difference(&own, &own.join("\n").replace("(00)", "(01)")).unwrap();
+        let expected =
+            "its program is version 1 (00), and that of rank 0 is version 1 (01); start all ranks alike";
+        assert_eq!(told, expected);
         let told = difference(&own[..2], &own.join("\n")).unwrap();
         assert_eq!(told, "its data is not set, and that of rank 0 is a b; start all ranks alike");
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use plimsoll_exec::{Device, MemoryPool};
 use plimsoll_graph::{Graph, Node, work};
-use plimsoll_plan::{Choice, Costed};
+use plimsoll_plan::Costed;
 use serde_json::{Value, json};
 
 use super::Job;
@@ -287,21 +287,32 @@ fn some(names: Vec<String>) -> Option<Vec<String>> {
 /// that this needs no extra memory; for a GPU the ceiling follows from its facts.
 fn ceiling(summary: &Summary, device: &dyn Device, options: &Options) -> Result<f64, TrainError> {
     let choice = &summary.planned.choice;
-    let tokens = (choice.micro_batch * summary.seq_len) as f64;
+    let (ranks, tokens) = (choice.program.ranks(), (choice.micro_batch * summary.seq_len) as f64);
     let Costed { graph, facts } = &choice.program.train;
     if device.pool()? == MemoryPool::Process {
         let rate = matmul_rate(options, CEILING_SIZE, CEILING_SECONDS)?;
-        return Ok(of_all_ranks(choice, tokens, matmul_flops(graph) / rate));
+        return Ok(of_all(ranks, tokens, matmul_flops(graph) / rate));
     }
     let products = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| is_product(graph, node));
-    Ok(of_all_ranks(choice, tokens, products.map(|(_, facts)| facts.seconds).sum()))
+    Ok(of_all(ranks, tokens, products.map(|(_, facts)| facts.seconds).sum()))
 }
 
 /// Tokens per second where each rank takes so many seconds for `tokens` tokens.
-fn of_all_ranks(choice: &Choice, tokens: f64, seconds: f64) -> f64 {
-    choice.program.ranks() as f64 * tokens / seconds.max(f64::MIN_POSITIVE)
+fn of_all(ranks: usize, tokens: f64, seconds: f64) -> f64 {
+    ranks as f64 * tokens / seconds.max(f64::MIN_POSITIVE)
 }
 
 fn is_product(graph: &Graph, node: &Node) -> bool {
     work(&node.op, &graph.input_types(node), &graph.output_types(node)).matmul_flops > 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ceiling_is_that_of_all_ranks_as_tokens_a_second_are() {
+        let of = |ranks| of_all(ranks, 1000.0, 0.5);
+        assert!((of(1) - 2000.0).abs() < 1e-9 && (of(4) - 8000.0).abs() < 1e-9);
+    }
 }

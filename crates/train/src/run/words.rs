@@ -5,12 +5,12 @@
 pub(crate) enum Word {
     /// There are no more steps.
     End,
+    /// Every rank tells what it has held and how long it has computed.
+    Figures,
     /// A step begins, behind so many steps and groups of data.
     Step { steps: u64, position: u64 },
     /// State follows, which was reached after so many steps and groups of data.
     State { steps: u64, position: u64 },
-    /// Every rank tells what it has held and how long it has computed.
-    Figures,
     /// The rank that owns a piece of the divided state number `state` gives `count` bytes of the whole from byte `first` on.
     Piece { state: u64, first: u64, count: u64 },
 }
@@ -22,10 +22,10 @@ impl Word {
     pub(crate) fn to_bytes(self) -> [u8; WORD_BYTES] {
         let numbers = match self {
             Word::End => [0; 4],
+            Word::Figures => [5, 0, 0, 0],
             Word::Step { steps, position } => [1, steps, position, 0],
             Word::State { steps, position } => [2, steps, position, 0],
             Word::Piece { state, first, count } => [3, state, first, count],
-            Word::Figures => [4, 0, 0, 0],
         };
         let mut bytes = [0; WORD_BYTES];
         for (place, number) in bytes.chunks_exact_mut(size_of::<u64>()).zip(numbers) {
@@ -38,10 +38,10 @@ impl Word {
     pub(crate) fn from_bytes(bytes: [u8; WORD_BYTES]) -> Word {
         let number = |at: usize| bytes[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         match number(0) {
+            5 => Word::Figures,
             1 => Word::Step { steps: number(1), position: number(2) },
             2 => Word::State { steps: number(1), position: number(2) },
             3 => Word::Piece { state: number(1), first: number(2), count: number(3) },
-            4 => Word::Figures,
             _ => Word::End,
         }
     }
@@ -55,10 +55,10 @@ mod tests {
     fn words_survive_the_wire() {
         let words = [
             Word::End,
+            Word::Figures,
             Word::Step { steps: 7, position: 1 << 40 },
             Word::State { steps: 7, position: 8 },
             Word::Piece { state: 3, first: 1 << 33, count: 99 },
-            Word::Figures,
         ];
         for word in words {
             assert_eq!(Word::from_bytes(word.to_bytes()), word);
