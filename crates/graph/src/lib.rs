@@ -16,12 +16,13 @@
 //! ```
 //!
 //! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`tile`], [`differentiate`],
-//! [`fuse`], [`narrow`], [`store`], [`quantise`], [`perturb`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
+//! [`fuse`], [`narrow`], [`store`], [`quantise`], [`divide`], [`perturb`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
 //! device and does no I/O.
 
 mod autodiff;
 mod builder;
 mod cost;
+mod divide;
 mod dtype;
 mod error;
 mod freeze;
@@ -47,6 +48,7 @@ mod verify;
 pub use autodiff::differentiate;
 pub use builder::checkpoint;
 pub use cost::{Work, work};
+pub use divide::divide;
 pub use dtype::DType;
 pub use error::GraphError;
 pub use freeze::freeze;

@@ -30,7 +30,7 @@
 pub use plimsoll_exec::{Data, Device, Engine, ExecError, Instructions, MemoryPool, Timing, Timings};
 pub use plimsoll_graph::{
     Chain, DType, Graph, GraphError, Init, Precision, Shape, StateKind, Type, Value, Visible, checkpoint,
-    differentiate, op, tile,
+    differentiate, divide, op, tile,
 };
 pub use plimsoll_model::{
     Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,
@@ -70,7 +70,7 @@ pub mod planning {
         RanksDiffer, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space,
         Span, StateRange, Table, Tier, Tiered, Traffic, Tried, Workspace, compare, curve, exchanges, experts,
         faster, gradients, largest, layout, plan, replay, replay_all, replay_ranks, report, search, solve,
-        spans, spread, timeline, traffic, try_all, unbudgeted,
+        spans, spread, timeline, traffic, try_all, unbudgeted, wire_bytes,
     };
 }
 
@@ -111,8 +111,9 @@ pub mod training {
     pub mod files {
         pub use plimsoll_train::files::{
             Checksum, Dtype, FileError, LARGE, Loaded, ModelFolder, ModelFormat, SMALL, StoredName,
-            StoredTensor, TensorFile, TensorSpec, TensorWriter, WeightError, check_writable, create_folder,
-            load_weights, read_any_text, read_whole, save_weights, temporary_file, write_whole,
+            StoredTensor, TensorFile, TensorSpec, TensorWriter, WeightError, WholeState, check_writable,
+            create_folder, load_weights, read_any_text, read_whole, save_weights, temporary_file,
+            write_whole,
         };
     }
 

@@ -8,11 +8,14 @@
 //! node reads and that are not held, and nothing more: a value that no backward node reads is never recomputed.
 //! Recomputed values are held if their region is open; otherwise they are forgotten when the pass leaves its current
 //! region. Forgetting only ends a lifetime: the bytes were free from the last read on.
+//!
+//! In the end weights that ranks gather are begun ahead of their readers: see [`gathers`](super::gathers).
 
 use std::collections::BTreeSet;
 
 use plimsoll_graph::{Graph, Node, NodeId, Phase, Value, ValueSource};
 
+use super::gathers::{begin_gathers_ahead, layers_of_nodes};
 use super::regions::{ROOT, Regions};
 use super::strategy::Strategy;
 use crate::schedule::sequence::{Operand, Sequence};
@@ -49,7 +52,7 @@ pub(crate) fn micro_batch(graph: &Graph, order: &Order) -> Sequence {
         Order::Regions(regions) => writer.both_passes(regions),
         Order::Runs(runs) => writer.runs(runs),
     }
-    writer.sequence
+    writer.with_gathers_ahead()
 }
 
 /// Some forward nodes, then some backward nodes, as if the rest of the graph had run: values read from outside exist
@@ -74,7 +77,7 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
     }
     for &id in forward {
         for &value in &graph.node(id).outputs {
-            if !kept.contains(&value) {
+            if !kept.contains(&value) || graph.gathers(id) {
                 writer.resident.forget(value);
             }
         }
@@ -85,6 +88,8 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
         }
         writer.run(id);
     }
+    // Between the two passes other layers run.
+    begin_gathers_ahead(graph, &mut writer.sequence, |at, _| usize::from(at >= forward.len()));
     writer.sequence
 }
 
@@ -92,7 +97,7 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
 pub(crate) fn forward(graph: &Graph) -> Sequence {
     let mut writer = Writer::new(graph, Phase::Forward);
     writer.forward();
-    writer.sequence
+    writer.with_gathers_ahead()
 }
 
 /// The nodes that follow the last micro-batch.
@@ -151,6 +156,15 @@ impl<'a> Writer<'a> {
             }
         }
         writer
+    }
+
+    /// The sequence, with weights gathered ahead of their readers inside each layer.
+    fn with_gathers_ahead(mut self) -> Sequence {
+        if self.graph.node_ids().any(|id| self.graph.gathers(id)) {
+            let layers = layers_of_nodes(self.graph);
+            begin_gathers_ahead(self.graph, &mut self.sequence, |_, node| layers[node.index()]);
+        }
+        self.sequence
     }
 
     fn instance(&mut self, value: Value) -> usize {

@@ -23,5 +23,6 @@ mod recovery;
 mod state;
 
 pub use folder::{Checkpoints, Found};
+pub(crate) use folder::read_model;
 pub(crate) use optimizer::read as read_optimizer;
 pub use state::{Best, Checkpoint, EvaluationState, PlanSummary, TrainerState, Unrecorded};

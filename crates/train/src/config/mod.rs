@@ -219,6 +219,7 @@ impl Config {
             rank_limit: rank_limit(raw)?,
         };
         check_ranks(&config.options, &config.target)?;
+        config.options.check_division(&config.model)?;
         Ok(config)
     }
 

@@ -1,22 +1,43 @@
 //! Which stages of `ZeRO` a request allows.
 
+use super::Model;
 use super::options::Options;
 use super::zero_stage::ZeroStage;
 use crate::error::TrainError;
 use crate::optimizer::{OptimizerKind, WeightStorage};
 
+/// Stages from the lowest to the highest.
+const STAGES: [ZeroStage; 4] =
+    [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients, ZeroStage::Weights];
+
 impl Options {
-    /// The stages to try, in this order. Where one rank trains alone, or the optimizer cannot be divided, there is one.
-    pub(crate) fn stages(&self) -> Vec<Options> {
+    /// The stages to try for a model, in this order. Where one rank trains alone, or the optimizer cannot be divided, there is
+    /// one.
+    pub(crate) fn stages(&self, model: &impl Model) -> Vec<Options> {
         let with = |zero_stage| Options { zero_stage, ..self.clone() };
         match self.zero_stage {
-            ZeroStage::Auto if self.ranks > 1 => [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients]
+            ZeroStage::Auto if self.ranks > 1 => STAGES
                 .map(with)
                 .into_iter()
-                .filter(|options| options.check_stage().is_ok())
+                .filter(|options| options.check_stage().and_then(|()| options.check_division(model)).is_ok())
                 .collect(),
             ZeroStage::Auto => vec![with(ZeroStage::Whole)],
             _ => vec![self.clone()],
+        }
+    }
+
+    /// Refuses to divide the weights of a model that needs them whole.
+    ///
+    /// # Errors
+    ///
+    /// With the way out.
+    pub fn check_division(&self, model: &impl Model) -> Result<(), TrainError> {
+        let divides = self.ranks > 1 && self.zero_stage.divides_weights();
+        match model.needs_whole_weights().filter(|_| divides) {
+            Some(why) => Err(TrainError::Config(format!(
+                "{why}, and --zero-stage 3 leaves each rank a part of them; take --zero-stage 2"
+            ))),
+            None => Ok(()),
         }
     }
 
@@ -32,7 +53,7 @@ impl Options {
         }
         let refused = |why: String| Err(TrainError::Config(why));
         let name = stage.name();
-        if matches!(kind, OptimizerKind::Adafactor | OptimizerKind::Muon) {
+        if matches!(kind, OptimizerKind::Adafactor | OptimizerKind::Muon | OptimizerKind::Apollo) {
             return refused(format!(
                 "--optim {} updates whole matrices, and --zero-stage {name} divides them over ranks; take --zero-stage 0, \
                  or an optimizer that works element by element, such as adamw_torch",
@@ -59,6 +80,7 @@ impl Options {
 mod tests {
     use super::*;
     use crate::optimizer::Optimizer;
+    use plimsoll_graph::Graph;
 
     #[test]
     fn only_optimizers_that_work_element_by_element_are_divided() {
@@ -72,8 +94,9 @@ mod tests {
         let error = of(OptimizerKind::Muon, 4).check_stage().unwrap_err().to_string();
         assert!(error.contains("`optim muon`") || error.contains("optim muon"), "{error}");
         assert!(of(OptimizerKind::Muon, 1).check_stage().is_ok());
+        let no_graph = |_: usize| Graph::new().finish();
         let auto = Options { zero_stage: ZeroStage::Auto, ..of(OptimizerKind::Muon, 4) };
-        let stages: Vec<ZeroStage> = auto.stages().iter().map(|options| options.zero_stage).collect();
+        let stages: Vec<ZeroStage> = auto.stages(&no_graph).iter().map(|options| options.zero_stage).collect();
         assert_eq!(stages, [ZeroStage::Whole]);
     }
 }
