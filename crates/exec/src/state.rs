@@ -72,12 +72,7 @@ impl Engine {
     }
 
     /// Those of the numbers from element `first` of a whole state on that this rank keeps, and their place in its range.
-    fn own<'a>(
-        &self,
-        name: &str,
-        first: usize,
-        values: &'a [f32],
-    ) -> Result<(usize, &'a [f32]), ExecError> {
+    fn own<'a>(&self, name: &str, first: usize, values: &'a [f32]) -> Result<(usize, &'a [f32]), ExecError> {
         let Some(share) = self.shares.get(name) else { return Ok((first, values)) };
         let whole = Place { ty: share.whole, tier: None, offset: 0 };
         fits(name, whole, first, values.len())?;

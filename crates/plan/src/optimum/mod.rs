@@ -103,9 +103,6 @@ pub(crate) fn optimum(part: &Costed, scratch: Scratch, cap: TransientBytes) -> O
     }
 }
 
-/// Stands for the time of a gather where choices are compared: a choice that gathers less often is better among equals.
-const GATHER_SECONDS: f64 = 1e-9;
-
 /// The program without the time of exchanges between ranks inside a micro-batch, which run beside compute. No choice of what
 /// is recomputed changes how many sums there are; weights are gathered again where whole layers are recomputed twice.
 fn without_exchanges(part: &Costed) -> Cow<'_, Costed> {
@@ -119,9 +116,8 @@ fn without_exchanges(part: &Costed) -> Cow<'_, Costed> {
     }
     let mut part = part.clone();
     for id in exchanges {
-        let seconds = if part.graph.gathers(id) { GATHER_SECONDS } else { 0.0 };
         let facts = &mut part.facts.nodes[id.index()];
-        (facts.seconds, facts.lean_seconds) = (seconds, seconds);
+        (facts.seconds, facts.lean_seconds) = (0.0, 0.0);
     }
     Cow::Owned(part)
 }

@@ -1,7 +1,7 @@
 //! The order in which nodes run, recomputed values included.
 //!
 //! An [`Order`] says what is recomputed, in either of two forms. A tree of regions says when values are dropped and
-//! recomputes the rest on demand. For graphs whose best order is no tree, [`Order::Runs`] names every run itself.
+//! recomputes the rest on demand. For graphs whose best order is no tree, [`Order::Runs`] names every run itself, gathers excepted.
 //!
 //! For a tree, the forward pass runs every node once. At the turn, values that do not belong to the root region are
 //! forgotten. The backward pass then runs each of its nodes once. Just before a node it recomputes the values that the
@@ -190,11 +190,38 @@ impl<'a> Writer<'a> {
         self.backward(regions);
     }
 
+    /// Runs what the list names, and gathers weights for it, which a list does not name. A layer that runs again shares them with
+    /// its backward pass.
     fn runs(&mut self, runs: &[Run]) {
+        let layers = layers_of_nodes(self.graph);
+        let (mut gathered, mut last, mut turned) = (Vec::new(), None, false);
         for run in runs {
             match *run {
-                Run::Node(id) => self.run(id),
+                Run::Node(id) => {
+                    turned |= self.graph.node(id).phase == Phase::Backward;
+                    let place = Some((layers[id.index()], turned));
+                    if place != last {
+                        gathered.drain(..).for_each(|value| self.resident.forget(value));
+                        last = place;
+                    }
+                    self.gather_for(id, &mut gathered);
+                    self.run(id);
+                }
                 Run::Forget(value) => self.resident.forget(value),
+            }
+        }
+    }
+
+    /// Gathers the weights that a node reads and that are not there; those that may be gathered again are added to `gathered`.
+    fn gather_for(&mut self, id: NodeId, gathered: &mut Vec<Value>) {
+        let graph = self.graph;
+        for &input in &graph.node(id).inputs {
+            let value = graph.storage(input);
+            if let Some(gather) = graph.producer(value).filter(|&gather| graph.gathers(gather))
+                && self.resident.get(value).is_none()
+            {
+                self.run(gather);
+                gathered.extend(Some(value).filter(|_| graph.node(gather).phase == Phase::Forward));
             }
         }
     }

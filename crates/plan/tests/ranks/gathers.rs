@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use plimsoll_graph::{DType, Graph, Init, Op, divide};
 use plimsoll_plan::{
-    Action, Buffer, Contents, Fault, Judged, Plan, Program, Purpose, Role, Schedule, Scratch, Strategy,
-    exchanges, plan, replay, replay_ranks, wire_bytes,
+    Action, Buffer, Contents, Fault, Judged, Plan, Program, Purpose, Request, Role, Schedule, Scratch,
+    Strategy, exchanges, plan, replay, replay_ranks, search, wire_bytes,
 };
 
 use super::{choice, is_await, is_exchange, places, planned, support};
@@ -218,4 +218,41 @@ fn a_gather_that_one_rank_lacks_begins_in_another_order_or_in_another_size_is_re
     let (plan, other) = (planned(&two), planned(&three));
     let error = replay_ranks(&[&of(&two, &plan), &of(&three, &other)]).unwrap_err();
     assert!(error.why.ends_with("expects 3 ranks, and there are 2"), "{error}");
+}
+
+/// Two layers that differ, so that no chain of equal layers is found.
+fn uneven(ranks: usize) -> Program {
+    let mut g = Graph::new();
+    let x = g.input("x", [4, WIDTH], DType::F32);
+    let mut y = x;
+    for (name, products) in [("a", 2), ("b", 3)] {
+        y = g.block(name, |g| {
+            (0..products).fold(y, |y, at| {
+                let w = g.param(&format!("w{at}"), [WIDTH, WIDTH], Init::Normal(0.1));
+                let h = g.linear(y, w, None);
+                g.silu(h)
+            })
+        });
+    }
+    let loss = g.sum(y, &[0, 1]);
+    g.output("loss", loss);
+    support::program(divide(support::trained(&g.finish().unwrap()), ranks).unwrap(), 0)
+}
+
+#[test]
+fn a_graph_that_is_no_chain_keeps_no_gathered_weight_either() {
+    let program = uneven(2);
+    let graph = &program.train.graph;
+    let most = planned(&program).arena_bytes;
+    let mut found = 0;
+    for bytes in (most * 3 / 4..=most).step_by(1024) {
+        let strategy = Some(Strategy::Auto);
+        let request = Request { global_batch: 4, micro_batch: Some(4), strategy, budget: bytes, slack: 0.0 };
+        let Ok(choice) = search(request, |_: usize| Ok(program.clone())) else { continue };
+        found += 1;
+        let again = counts(graph, first(&choice.plan)).values().filter(|&&count| count >= 2).count();
+        assert!(again >= 4, "all weights but the lowest are gathered again, in {bytes} bytes");
+        assert!(most_gathered(first(&choice.plan)) <= 3 * WEIGHT, "{bytes} bytes");
+    }
+    assert!(found > 1);
 }

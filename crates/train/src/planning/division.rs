@@ -96,7 +96,8 @@ mod tests {
         assert!(of(OptimizerKind::Muon, 1).check_stage().is_ok());
         let no_graph = |_: usize| Graph::new().finish();
         let auto = Options { zero_stage: ZeroStage::Auto, ..of(OptimizerKind::Muon, 4) };
-        let stages: Vec<ZeroStage> = auto.stages(&no_graph).iter().map(|options| options.zero_stage).collect();
+        let stages: Vec<ZeroStage> =
+            auto.stages(&no_graph).iter().map(|options| options.zero_stage).collect();
         assert_eq!(stages, [ZeroStage::Whole]);
     }
 }

@@ -33,31 +33,45 @@ fn divided_weights_train_as_one_rank_does_with_accumulation_ragged_rows_dropout_
     trains_as_one(|ranks| stage("3", settings(folder.path(), ranks)));
 }
 
-#[test]
-fn divided_weights_have_the_bits_of_divided_gradients_and_two_runs_the_same() {
+/// Checks that stage 3 has the bits of stage 2 on this many ranks.
+fn has_the_bits_of_stage_2(ranks: usize, form: impl Fn(RawConfig) -> RawConfig) {
     let folder = folder();
-    let forms: [fn(RawConfig) -> RawConfig; 4] = [
-        |raw| raw,
-        |raw| RawConfig { optim: Some("adamw_8bit".into()), max_grad_norm: Some(0.25), ..raw },
-        |raw| RawConfig {
-            bf16: Some(true),
-            weights_dtype: Some("bf16-master".into()),
-            gradients_dtype: Some("bf16".into()),
-            ..raw
-        },
-        adapters,
-    ];
-    for (ranks, form) in [2, 4].into_iter().flat_map(|ranks| forms.map(|form| (ranks, form))) {
-        let raw = form(unlimited(folder.path(), ranks));
-        let of = |name: &str| train(&stage(name, raw.clone()));
-        let (gradients, weights) = (of("2"), of("3"));
-        same_bits(&gradients, &weights, &format!("{ranks} ranks, {:?}", raw.optim));
-        let [one, other] = [&gradients, &weights].map(|of| kept(of.session.trainer().run()));
-        assert_eq!(one, other, "moments too");
-        if ranks == 2 {
-            same_bits(&weights, &of("3"), "again");
-        }
+    let raw = form(unlimited(folder.path(), ranks));
+    let [gradients, weights] = ["2", "3"].map(|name| train(&stage(name, raw.clone())));
+    same_bits(&gradients, &weights, &format!("{ranks} ranks, {:?}", raw.optim));
+    let [gradients, weights] = [gradients, weights].map(|of| kept(of.session.trainer().run()));
+    assert_eq!(gradients, weights, "moments too");
+}
+
+#[test]
+fn divided_weights_have_the_bits_of_divided_gradients() {
+    for ranks in [2, 4] {
+        has_the_bits_of_stage_2(ranks, |raw| raw);
     }
+}
+
+#[test]
+fn divided_weights_in_halves_or_with_moments_in_eight_bits_have_the_bits_of_divided_gradients() {
+    let eight = |raw| RawConfig { optim: Some("adamw_8bit".into()), max_grad_norm: Some(0.25), ..raw };
+    has_the_bits_of_stage_2(2, eight);
+    has_the_bits_of_stage_2(4, |raw| RawConfig {
+        bf16: Some(true),
+        weights_dtype: Some("bf16-master".into()),
+        gradients_dtype: Some("bf16".into()),
+        ..raw
+    });
+}
+
+#[test]
+fn divided_weights_under_adapters_have_the_bits_of_divided_gradients() {
+    has_the_bits_of_stage_2(2, |raw| adapters(RawConfig { max_steps: Some(3), ..raw }));
+}
+
+#[test]
+fn two_runs_with_divided_weights_have_the_same_bits() {
+    let folder = folder();
+    let raw = stage("3", unlimited(folder.path(), 2));
+    same_bits(&train(&raw), &train(&raw), "again");
 }
 
 #[test]
@@ -111,7 +125,8 @@ fn a_rank_keeps_its_part_of_the_weights_and_the_padding_that_is_stated() {
 fn a_rank_sends_two_gathers_and_a_scatter_of_every_matrix_in_every_micro_batch() {
     let folder = folder();
     for ranks in [2, 4] {
-        let divided = train(&stage("3", unlimited(folder.path(), ranks))).session;
+        let raw = RawConfig { global_batch: Some(4), ..unlimited(folder.path(), ranks) };
+        let divided = train(&stage("3", raw)).session;
         let choice = &divided.summary().planned.choice;
         let told = traffic(choice).unwrap();
         assert_eq!(divided.trainer().run().sent_bytes(), STEPS * told.wire_bytes, "{ranks} ranks");
@@ -119,7 +134,8 @@ fn a_rank_sends_two_gathers_and_a_scatter_of_every_matrix_in_every_micro_batch()
         let begun = exchanges(graph, &choice.plan.schedules[&Role::First]);
         let mut expected = 0;
         for state in graph.states().iter().filter(|state| matches!(state.kind, StateKind::Parameter { .. })) {
-            let gathers = begun.iter().filter(|exchange| exchange.subject == format!("{}@0", state.name)).count();
+            let gathers =
+                begun.iter().filter(|exchange| exchange.subject == format!("{}@0", state.name)).count();
             let whole = state.whole.unwrap().shape;
             // In its layer a matrix is read by both passes, and the tied table at both ends; others by one pass or by both.
             let certain = state.name.contains(".h.") && whole.len() == 2 || state.name.contains("wte");
