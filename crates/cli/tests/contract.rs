@@ -36,7 +36,17 @@ fn the_plan_accounts_for_every_byte_of_its_arena() {
         let names: Vec<&str> = purposes.keys().map(String::as_str).collect();
         assert_eq!(
             names,
-            ["weights", "gradients", "optimizer", "activations", "workspace", "staging", "perturbed", "free"]
+            [
+                "weights",
+                "gradients",
+                "optimizer",
+                "activations",
+                "workspace",
+                "staging",
+                "perturbed",
+                "gathered",
+                "free"
+            ]
         );
         assert_eq!(purposes.values().map(|bytes| bytes.as_u64().unwrap()).sum::<u64>(), arena);
         assert!(number(plan, "liveness_bound_bytes") <= arena);

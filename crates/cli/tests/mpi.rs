@@ -61,7 +61,7 @@ fn agree_in(home: &Home, run: &str, ranks: usize, settings: &str) {
 
 #[test]
 fn processes_have_the_bits_of_threads_at_every_stage() {
-    for (ranks, stage) in [(2, 0), (4, 0), (2, 1), (4, 1), (2, 2), (4, 2)] {
+    for (ranks, stage) in [(2, 0), (4, 0), (2, 1), (4, 1), (2, 2), (4, 2), (2, 3), (4, 3)] {
         agree(ranks, &format!("--zero-stage {stage}"));
     }
 }

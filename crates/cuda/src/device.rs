@@ -327,6 +327,10 @@ impl Device for CudaDevice {
         Ok(())
     }
 
+    fn rank(&self) -> usize {
+        self.limits.rank
+    }
+
     fn use_timings(&mut self, timings: Timings) {
         self.timings = timings;
     }

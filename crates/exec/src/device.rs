@@ -126,6 +126,11 @@ pub trait Device: Send + Debug {
         Err(ExecError::Unsupported(format!("{} cannot be one of several ranks", self.name())))
     }
 
+    /// The number of this rank among several; 0 for a device alone.
+    fn rank(&self) -> usize {
+        0
+    }
+
     /// Arenas that this machine has yet to hold when the device takes its own: those of other ranks count too.
     fn arenas_ahead(&self) -> usize {
         1

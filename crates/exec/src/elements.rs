@@ -124,9 +124,7 @@ fn read_each(
         for (piece, values) in values.chunks_mut(elements).enumerate() {
             let bytes = &mut bytes[..width * values.len()];
             read(place.from((width * (first + elements * piece)) as u64), bytes)?;
-            for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(width)) {
-                *value = decode(dtype, bytes);
-            }
+            decode_numbers(dtype, bytes, values);
         }
         Ok(())
     })
@@ -199,6 +197,13 @@ fn encode(dtype: DType, value: f32, bytes: &mut [u8]) {
         DType::I32 => bytes.copy_from_slice(&(value.round_ties_even() as i32).to_ne_bytes()),
         DType::I16 => bytes.copy_from_slice(&(value.round_ties_even() as i16).to_ne_bytes()),
         DType::U8 => bytes.copy_from_slice(&[value.round_ties_even() as u8]),
+    }
+}
+
+/// Decodes elements as they are stored: f32 holds every element type of state exactly.
+pub fn decode_numbers(dtype: DType, bytes: &[u8], values: &mut [f32]) {
+    for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(dtype.bytes())) {
+        *value = decode(dtype, bytes);
     }
 }
 

@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_graph::{DType, Graph, Shape, Type, Value};
+use plimsoll_graph::{DType, Graph, Shape, State, Type, Value};
 use plimsoll_plan::{Action, Judged, Plan, Program, Role, Schedule, Space, replay_all};
 
 use crate::device::{Device, MemoryPool, ScheduleId};
 use crate::elements::{Data, Place, read_output, write_input};
 use crate::error::ExecError;
+use crate::state::Share;
 
 /// A plan on a device, ready to run.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub struct Engine {
     pub(crate) device: Box<dyn Device>,
     schedules: BTreeMap<Role, Ready>,
     pub(crate) states: BTreeMap<String, Place>,
+    /// What this rank keeps of each state that ranks divide.
+    pub(crate) shares: BTreeMap<String, Share>,
     /// The pieces of each group of state: first element, name and shape.
     pub(crate) parts: BTreeMap<String, Vec<(usize, String, Shape)>>,
     arena_bytes: u64,
@@ -88,12 +91,13 @@ impl Engine {
         let resident = plan.states.iter().filter(|range| range.tier.is_none());
         let measured_peak = resident.map(|range| range.offset + range.bytes).max().unwrap_or(0);
         let arena_bytes = plan.arena_bytes;
-        let parts = groups(program);
+        let (shares, parts) = (shares(program, device.rank()), groups(program));
         let (observed, asked, forgotten) = (Vec::new(), 0, 0);
         Ok(Engine {
             device,
             schedules,
             states,
+            shares,
             parts,
             arena_bytes,
             measured_peak,
@@ -141,6 +145,16 @@ impl Engine {
     pub fn input(&self, role: Role, name: &str) -> Option<Type> {
         let inputs = &self.schedules.get(&role)?.inputs;
         inputs.iter().find(|(known, ..)| known == name).map(|(_, place, _)| place.ty)
+    }
+
+    /// Names and types of a schedule's inputs.
+    ///
+    /// # Errors
+    ///
+    /// When the plan has no such schedule.
+    pub fn inputs(&self, role: Role) -> Result<impl Iterator<Item = (&str, Type)>, ExecError> {
+        let ready = self.schedules.get(&role).ok_or_else(|| no_schedule(role))?;
+        Ok(ready.inputs.iter().map(|(name, place, _)| (name.as_str(), place.ty)))
     }
 
     /// The type of a schedule's output, if it has one of that name.
@@ -356,11 +370,20 @@ fn judged<'a>(program: &'a Program, plan: &'a Plan) -> Result<Vec<Judged<'a>>, E
     plan.schedules.iter().map(with_graph).collect()
 }
 
+/// All state of a program's graphs; what they share comes several times.
+fn states(program: &Program) -> impl Iterator<Item = &State> {
+    let graphs = [Some(&program.train), program.evaluate.as_ref(), program.generate.as_ref()];
+    graphs.into_iter().flatten().flat_map(|part| part.graph.states())
+}
+
+/// The shares of a rank in the state of a program.
+fn shares(program: &Program, rank: usize) -> BTreeMap<String, Share> {
+    states(program).filter_map(|state| Some((state.name.clone(), Share::of(state, rank)?))).collect()
+}
+
 /// The groups of state of a program's graphs.
 fn groups(program: &Program) -> BTreeMap<String, Vec<(usize, String, Shape)>> {
-    let graphs = [Some(&program.train), program.evaluate.as_ref(), program.generate.as_ref()];
-    let states = graphs.into_iter().flatten().flat_map(|part| part.graph.states());
-    let grouped = states.filter(|state| !state.parts.is_empty());
+    let grouped = states(program).filter(|state| !state.parts.is_empty());
     let pieces = grouped.map(|state| {
         let pieces = state.pieces().map(|(first, name, shape)| (first, name.to_owned(), shape));
         (state.name.clone(), pieces.collect())

@@ -4,8 +4,14 @@
 //! schedules, a bounded piece at a time: memory never holds a second copy of it.
 //!
 //! A group of state is one range here too. Its parts have names for files alone.
+//!
+//! Of state that ranks divide, each has a range of elements. Numbers are written by their place in the whole, and a rank keeps
+//! those that are its own; so all ranks load a file in the same way. Everything else here is about the range as it lies in the
+//! arena.
 
-use plimsoll_graph::{DType, Graph, Shape, StateKind, Type};
+use std::ops::Range;
+
+use plimsoll_graph::{DType, Graph, Shape, State, StateKind, Type};
 
 use crate::device::Draw;
 use crate::elements::{PIECE, Place, fits, read_numbers, write_halves, write_numbers};
@@ -13,20 +19,65 @@ use crate::engine::Engine;
 use crate::error::ExecError;
 use crate::init;
 
+/// The elements of a divided state that one rank keeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    whole: Type,
+    first: usize,
+    count: usize,
+}
+
+impl Share {
+    /// What `rank` keeps of a state; none where every rank has all of it.
+    pub(crate) fn of(state: &State, rank: usize) -> Option<Share> {
+        let (whole, shard) = (state.whole?, state.ty.shape.elements());
+        let elements = whole.shape.elements();
+        let first = (rank * shard).min(elements);
+        Some(Share { whole, first, count: shard.min(elements - first) })
+    }
+
+    /// The elements from `first` on that are among these, by their place in the whole.
+    fn common(&self, first: usize, count: usize) -> Range<usize> {
+        let end = first + count;
+        let begin = self.first.clamp(first, end);
+        begin..(self.first + self.count).clamp(begin, end)
+    }
+}
+
 impl Engine {
-    /// Names and types of all state.
+    /// Names and types of all state, as it lies in the arena.
     pub fn states(&self) -> impl Iterator<Item = (&str, Type)> {
         self.states.iter().map(|(name, place)| (name.as_str(), place.ty))
     }
 
-    /// The pieces of a state that have names in files, each with its first element, name and shape: the parts of a
+    /// Type of the whole of a state, of which this rank may have a shard.
+    pub fn whole_type(&self, name: &str) -> Option<Type> {
+        let whole = self.shares.get(name).map(|share| share.whole);
+        whole.or_else(|| self.states.get(name).map(|place| place.ty))
+    }
+
+    /// The pieces of a whole state that have names in files, each with its first element, name and shape: the parts of a
     /// group, or else the whole state; empty if there is no such state.
     pub fn pieces(&self, name: &str) -> Vec<(usize, String, Shape)> {
-        match (self.parts.get(name), self.states.get(name)) {
+        match (self.parts.get(name), self.whole_type(name)) {
             (Some(parts), _) => parts.clone(),
-            (None, Some(place)) => vec![(0, name.to_owned(), place.ty.shape)],
+            (None, Some(whole)) => vec![(0, name.to_owned(), whole.shape)],
             (None, None) => Vec::new(),
         }
+    }
+
+    /// Whether this rank keeps any of `count` elements of a whole state, from element `first` on.
+    pub fn keeps(&self, name: &str, first: usize, count: usize) -> bool {
+        self.shares.get(name).is_none_or(|share| !share.common(first, count).is_empty())
+    }
+
+    /// Those of the numbers from element `first` of a whole state on that this rank keeps, and their place in its range.
+    fn own<'a>(&self, name: &str, first: usize, values: &'a [f32]) -> Result<(usize, &'a [f32]), ExecError> {
+        let Some(share) = self.shares.get(name) else { return Ok((first, values)) };
+        let whole = Place { ty: share.whole, tier: None, offset: 0 };
+        fits(name, whole, first, values.len())?;
+        let common = share.common(first, values.len());
+        Ok((common.start.saturating_sub(share.first), &values[common.start - first..common.end - first]))
     }
 
     /// Whether there is state of that name.
@@ -43,18 +94,18 @@ impl Engine {
         read_numbers(&*self.device, name, self.state(name)?, first, values)
     }
 
-    /// Writes state from element `first` on, rounded to nearest even where it is stored in fewer bits.
+    /// Writes state from element `first` of the whole on, rounded to nearest even where it is stored in fewer bits.
     ///
     /// # Errors
     ///
     /// When there is no such state or it is shorter.
     pub fn write_state(&mut self, name: &str, first: usize, values: &[f32]) -> Result<(), ExecError> {
-        let place = self.state(name)?;
+        let (place, (first, values)) = (self.state(name)?, self.own(name, first, values)?);
         fits(name, place, first, values.len())?;
         write_numbers(&mut *self.device, place, first, values)
     }
 
-    /// Writes a weight that is kept in halves from element `first` on, without rounding: to `upper` the nearest bf16,
+    /// Writes a weight that is kept in halves from element `first` of the whole on, without rounding: to `upper` the nearest bf16,
     /// and to `lower` the half that completes it to the given f32; see [`rounding`](crate::rounding).
     ///
     /// # Errors
@@ -66,6 +117,7 @@ impl Engine {
         first: usize,
         values: &[f32],
     ) -> Result<(), ExecError> {
+        let (first, values) = self.own(upper, first, values)?;
         let half = |name: &str, dtype: DType| {
             let place = self.state(name)?;
             fits(name, place, first, values.len())?;
@@ -114,26 +166,60 @@ impl Engine {
         place.ok_or_else(|| ExecError::Mismatch(format!("there is no state `{name}`")))
     }
 
-    /// Fills in the initial state of a graph.
+    /// Fills in the initial state of a graph. Of divided state a rank draws its own part, with the numbers of the whole.
     pub(crate) fn initialise(&mut self, graph: &Graph, seed: u64) -> Result<(), ExecError> {
         let mut piece = vec![0.0; PIECE];
         // A transient gradient is there only while a schedule runs.
         for state in graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
-            let place = self.state(&state.name)?;
-            for (first, name, shape) in state.pieces() {
-                let part = place.from((first * place.ty.dtype.bytes()) as u64);
-                let (ty, draw) = (Type { shape, ..place.ty }, Draw { init: &state.init, name, seed });
-                if place.tier.is_none() && self.device.draw(part.offset, ty, draw)? {
-                    continue;
-                }
-                let elements = shape.elements();
-                for at in (0..elements).step_by(PIECE) {
-                    let values = &mut piece[..PIECE.min(elements - at)];
-                    init::fill(&state.init, name, seed, at, values);
-                    write_numbers(&mut *self.device, part, at, values)?;
-                }
+            match self.shares.get(&state.name).copied() {
+                Some(share) => self.draw_share(state, share, seed, &mut piece)?,
+                None => self.draw_whole(state, seed, &mut piece)?,
             }
         }
         Ok(())
     }
+
+    fn draw_whole(&mut self, state: &State, seed: u64, piece: &mut [f32]) -> Result<(), ExecError> {
+        let place = self.state(&state.name)?;
+        for (first, name, shape) in state.pieces() {
+            let part = place.from((first * place.ty.dtype.bytes()) as u64);
+            let (ty, draw) = (Type { shape, ..place.ty }, Draw { init: &state.init, name, seed });
+            if place.tier.is_none() && self.device.draw(part.offset, ty, draw)? {
+                continue;
+            }
+            for (at, count) in steps(0..shape.elements()) {
+                init::fill(&state.init, name, seed, at, &mut piece[..count]);
+                write_numbers(&mut *self.device, part, at, &piece[..count])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Draws a rank's own elements; those past the end of the whole are 0.
+    fn draw_share(
+        &mut self,
+        state: &State,
+        share: Share,
+        seed: u64,
+        piece: &mut [f32],
+    ) -> Result<(), ExecError> {
+        let place = self.state(&state.name)?;
+        for (first, name, shape) in state.pieces() {
+            for (at, count) in steps(share.common(first, shape.elements())) {
+                init::fill(&state.init, name, seed, at - first, &mut piece[..count]);
+                write_numbers(&mut *self.device, place, at - share.first, &piece[..count])?;
+            }
+        }
+        for (at, count) in steps(share.count..place.ty.shape.elements()) {
+            piece[..count].fill(0.0);
+            write_numbers(&mut *self.device, place, at, &piece[..count])?;
+        }
+        Ok(())
+    }
+}
+
+/// First element and number of elements of each piece of a range.
+fn steps(range: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+    let end = range.end;
+    range.step_by(PIECE).map(move |at| (at, PIECE.min(end - at)))
 }

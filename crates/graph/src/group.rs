@@ -16,9 +16,14 @@ use crate::graph::{Graph, Init, State, StateKind, StatePart};
 use crate::{GraphError, Shape, Type, Value};
 
 impl State {
-    /// The pieces of the range that have a name of their own, each with its first element: its parts, or the whole.
+    /// The range, or the one of which each rank keeps a shard.
+    pub fn whole_type(&self) -> Type {
+        self.whole.unwrap_or(self.ty)
+    }
+
+    /// The pieces of the whole range that have a name of their own, each with its first element: its parts, or all of it.
     pub fn pieces(&self) -> impl Iterator<Item = (usize, &str, Shape)> {
-        let whole = self.parts.is_empty().then_some((0, self.name.as_str(), self.ty.shape));
+        let whole = self.parts.is_empty().then_some((0, self.name.as_str(), self.whole_type().shape));
         let parts = self.parts.iter().scan(0, |next, part| {
             let first = *next;
             *next += part.shape.elements();
@@ -71,8 +76,8 @@ impl Graph {
         let mut names = BTreeSet::new();
         for state in &self.states {
             let total: usize = state.pieces().map(|(_, _, shape)| shape.elements()).sum();
-            if total != state.ty.shape.elements() {
-                return fault(format!("the parts of `{}` do not fill {}", state.name, state.ty));
+            if total != state.whole_type().shape.elements() {
+                return fault(format!("the parts of `{}` do not fill {}", state.name, state.whole_type()));
             }
             if let Some((_, name, _)) = state.pieces().find(|(_, name, _)| !names.insert(*name)) {
                 return fault(format!("`{name}` names two pieces of state"));

@@ -16,13 +16,14 @@
 //! ```
 //!
 //! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`tile`], [`differentiate`],
-//! [`fuse`], [`narrow`], [`store`], [`quantise`], [`perturb`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
+//! [`fuse`], [`narrow`], [`store`], [`quantise`], [`divide`], [`perturb`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
 //! device and does no I/O.
 
 mod autodiff;
 mod builder;
 mod cost;
 mod count_errors;
+mod divide;
 mod dtype;
 mod error;
 mod freeze;
@@ -50,6 +51,7 @@ pub use autodiff::differentiate;
 pub use builder::checkpoint;
 pub use cost::{Work, work};
 pub use count_errors::{ErrorsOf, count_errors};
+pub use divide::divide;
 pub use dtype::DType;
 pub use error::GraphError;
 pub use freeze::freeze;

@@ -769,9 +769,11 @@ impl Op {
         matches!(self, Op::Reshape { .. })
     }
 
-    /// Whether the node must never run a second time in one micro-batch, whatever the plan.
+    /// Whether the node must never run a second time in one micro-batch, whatever the plan. A weight may be gathered again:
+    /// all ranks do so at the same place.
     pub fn is_once(&self) -> bool {
-        matches!(
+        let gathers = matches!(self, Op::Collective(Collective::AllGather { .. }));
+        let once = matches!(
             self,
             Op::TopK { .. }
                 | Op::HeadLossGrad { .. }
@@ -779,7 +781,8 @@ impl Op {
                 | Op::SumSquares
                 | Op::ClipScale { .. }
                 | Op::Collective(_)
-        ) || self.updates()
+        );
+        (once && !gathers) || self.updates()
     }
 
     /// Whether the loss may depend on a parameter through output `output`. Statistics beside a result have no derivative

@@ -46,7 +46,7 @@ pub use program::{Build, Costed, Program, Purpose, Role, StateDiffers, StateRang
 pub use recompute::Strategy;
 pub use report::{
     Compared, ExpertReport, GradientReport, LayerReport, Persist, Report, Span, Traffic, compare, experts,
-    gradients, report, spans, timeline, traffic,
+    gradients, report, spans, timeline, traffic, wire_bytes,
 };
 pub use schedule::{
     Action, Away, Buffer, BufferId, Contents, Copy, End, Exchange, Fault, Judged, RanksDiffer, ReplayError,

@@ -4,6 +4,8 @@
 
 mod support;
 
+#[path = "ranks/gathers.rs"]
+mod gathers;
 #[path = "ranks/shards.rs"]
 mod shards;
 

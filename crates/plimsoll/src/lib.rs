@@ -30,7 +30,7 @@
 pub use plimsoll_exec::{Data, Device, Engine, ExecError, Instructions, MemoryPool, Timing, Timings};
 pub use plimsoll_graph::{
     Chain, DType, Graph, GraphError, Init, Precision, Shape, StateKind, Type, Value, Visible, checkpoint,
-    differentiate, tile,
+    differentiate, divide, tile,
 };
 pub use plimsoll_model::{Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets};
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
@@ -99,7 +99,7 @@ pub mod planning {
         RanksDiffer, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space,
         Span, StateRange, Table, Tier, Tiered, Traffic, Tried, Workspace, compare, curve, exchanges, experts,
         faster, gradients, largest, layout, plan, replay, replay_all, replay_ranks, report, search, solve,
-        spans, spread, timeline, traffic, try_all, unbudgeted,
+        spans, spread, timeline, traffic, try_all, unbudgeted, wire_bytes,
     };
 
     /// The planner for abstract graphs, which knows nothing of tensors and devices.
@@ -148,8 +148,9 @@ pub mod training {
     pub mod files {
         pub use plimsoll_train::files::{
             Checksum, Dtype, FileError, LARGE, Loaded, ModelFolder, ModelFormat, SMALL, StoredName,
-            StoredTensor, TensorFile, TensorSpec, TensorWriter, WeightError, check_writable, create_folder,
-            load_weights, read_any_text, read_whole, save_weights, temporary_file, write_whole,
+            StoredTensor, TensorFile, TensorSpec, TensorWriter, WeightError, WholeState, check_writable,
+            create_folder, load_weights, read_any_text, read_whole, save_weights, temporary_file,
+            write_whole,
         };
     }
 

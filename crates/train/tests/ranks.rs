@@ -22,6 +22,8 @@ use support::{distance, lasting_bits};
 mod planned;
 #[path = "ranks/stages.rs"]
 mod stages;
+#[path = "ranks/weights.rs"]
+mod weights;
 
 const STEPS: u64 = 10;
 

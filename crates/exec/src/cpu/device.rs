@@ -231,6 +231,10 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn rank(&self) -> usize {
+        self.ranks.as_ref().map_or(0, |ranks| ranks.0.rank())
+    }
+
     fn arenas_ahead(&self) -> usize {
         self.ranks.as_ref().map_or(1, |ranks| ranks.0.arenas_ahead())
     }

@@ -118,6 +118,15 @@ impl Lora {
         Lora { dropout: 0.0, ..self.clone() }
     }
 
+    /// What reads whole weights of the model before the first step, in words, if anything does.
+    pub fn needs_whole_weights(&self) -> Option<&'static str> {
+        match (&self.kind, &self.tokens) {
+            (AdapterKind::Dora, _) => Some("DoRA begins with the lengths of all rows of its weights"),
+            (_, TrainedTokens::None) => None,
+            _ => Some("trained tokens begin with rows of whole tables"),
+        }
+    }
+
     /// The forward graph with adapters, and everything else frozen but the modules to save.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Plans as files: made once, inspected, run later.
 //!
 //! ```json
-//! {"plimsoll_plan": 3, "hash": "…", "plan": {"graphs": {"train": "…"}, "device": "…", "schedules": {…}, …}}
+//! {"plimsoll_plan": 4, "hash": "…", "plan": {"graphs": {"train": "…"}, "device": "…", "schedules": {…}, …}}
 //! ```
 //!
 //! A plan is valid for the graphs and the device it was made for. So the file holds a hash of each graph's text form
@@ -30,7 +30,7 @@ use crate::schedule::ReplayError;
 use crate::search::Choice;
 
 /// The form this version writes and reads.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 /// Why a file is not a plan that may run.
 #[derive(Clone, Debug, PartialEq, Eq)]

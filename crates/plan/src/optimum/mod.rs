@@ -113,7 +113,7 @@ pub(crate) fn outline(part: &Costed, scratch: Scratch) -> Option<Outline> {
 }
 
 /// The program without the time of exchanges between ranks inside a micro-batch, which run beside compute. No choice of what
-/// is recomputed changes how many there are.
+/// is recomputed changes how many sums there are; weights are gathered again where whole layers are recomputed twice.
 fn without_exchanges(part: &Costed) -> Cow<'_, Costed> {
     let in_a_pass = |id: &NodeId| {
         let node = part.graph.node(*id);

@@ -72,20 +72,9 @@ impl Program {
 
     /// Bytes that each rank sends to others in one update.
     pub fn update_wire_bytes(&self) -> u64 {
-        self.wire_bytes(true)
-    }
-
-    /// Bytes that each rank sends to others in a step of this many micro-batches.
-    pub fn step_wire_bytes(&self, micro_batches: usize) -> u64 {
-        self.wire_bytes(false) * (self.passes() * micro_batches) as u64 + self.wire_bytes(true)
-    }
-
-    /// Bytes that each rank sends in an update, or in one pass over a micro-batch.
-    fn wire_bytes(&self, update: bool) -> u64 {
         let graph = &self.train.graph;
         let sent = |node: &Node| Some(node.op.collective()?.wire_bytes(graph.ty(*node.inputs.first()?)));
-        let nodes = graph.nodes().iter().filter(|node| (node.phase == Phase::Update) == update);
-        nodes.filter_map(sent).sum()
+        graph.nodes().iter().filter(|node| node.phase == Phase::Update).filter_map(sent).sum()
     }
 
     /// Forward passes over each micro-batch whose losses stand in for gradients: two for each direction, or none.

@@ -1,5 +1,6 @@
 //! Purposes of bytes: the lines of a memory report.
 
+use plimsoll_graph::op::Collective;
 use plimsoll_graph::{Graph, Op, StateKind, Value, ValueSource};
 
 /// The purpose of a buffer.
@@ -19,11 +20,13 @@ pub enum Purpose {
     Staging,
     /// Parameters as a probe reads them, beside their place: zeroth-order training has no gradients.
     Perturbed,
+    /// Weights that ranks divide, whole for the nodes of one layer.
+    Gathered,
 }
 
 impl Purpose {
     /// All purposes, in the order of reports.
-    pub const ALL: [Purpose; 7] = [
+    pub const ALL: [Purpose; 8] = [
         Purpose::Weights,
         Purpose::Gradients,
         Purpose::Optimizer,
@@ -31,6 +34,7 @@ impl Purpose {
         Purpose::Workspace,
         Purpose::Staging,
         Purpose::Perturbed,
+        Purpose::Gathered,
     ];
 
     /// The purpose of a range of state.
@@ -50,6 +54,7 @@ impl Purpose {
         };
         match made_by {
             Some(Op::Perturb { .. }) => Purpose::Perturbed,
+            Some(Op::Collective(Collective::AllGather { .. })) => Purpose::Gathered,
             _ => Purpose::Activations,
         }
     }
@@ -64,6 +69,7 @@ impl Purpose {
             Purpose::Workspace => "workspace",
             Purpose::Staging => "staging",
             Purpose::Perturbed => "perturbed",
+            Purpose::Gathered => "gathered",
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Values that are dropped and computed again.
 //!
 //! In processing order: [`strategy`] names the rules that people choose from, [`layers`] cuts a graph into layers,
-//! [`regions`] turns a rule into a tree, and [`run_order`] turns the tree into the runs of a schedule. Which tree is best in
+//! [`regions`] turns a rule into a tree, [`run_order`] turns the tree into the runs of a schedule, and [`gathers`] begins exchanges
+//! of weights early. Which tree is best in
 //! a budget is decided later, in `optimum`.
 
+mod gathers;
 mod layers;
 mod regions;
 mod run_order;

@@ -14,6 +14,9 @@
 //!
 //! [`layers`](super::layers) says what a layer is. A value that crosses from one layer to another belongs to the root by
 //! the rule above.
+//!
+//! Weights that ranks gather belong to a region of their own that no pass opens: whatever the strategy, they are dropped at the
+//! turn and when the backward pass leaves a region.
 
 use std::ops::Range;
 
@@ -216,7 +219,17 @@ impl Regions {
         for (_, value) in graph.outputs() {
             owner[graph.storage(*value).index()] = ROOT;
         }
+        self.let_go(graph, &mut owner);
         self.owner = owner.into_iter().map(|region| if region == UNSEEN { ROOT } else { region }).collect();
+    }
+
+    /// Gives gathered weights a region that is never open.
+    fn let_go(&mut self, graph: &Graph, owner: &mut [usize]) {
+        let mut never_open = None;
+        for id in graph.node_ids().filter(|&id| graph.gathers(id)) {
+            let region = *never_open.get_or_insert_with(|| self.add(ROOT));
+            owner[graph.node(id).outputs[0].index()] = region;
+        }
     }
 
     /// The smallest region that encloses both.

@@ -1,18 +1,21 @@
 //! The order in which nodes run, recomputed values included.
 //!
 //! An [`Order`] says what is recomputed, in either of two forms. A tree of regions says when values are dropped and
-//! recomputes the rest on demand. For graphs whose best order is no tree, [`Order::Runs`] names every run itself.
+//! recomputes the rest on demand. For graphs whose best order is no tree, [`Order::Runs`] names every run itself, gathers excepted.
 //!
 //! For a tree, the forward pass runs every node once. At the turn, values that do not belong to the root region are
 //! forgotten. The backward pass then runs each of its nodes once. Just before a node it recomputes the values that the
 //! node reads and that are not held, and nothing more: a value that no backward node reads is never recomputed.
 //! Recomputed values are held if their region is open; otherwise they are forgotten when the pass leaves its current
 //! region. Forgetting only ends a lifetime: the bytes were free from the last read on.
+//!
+//! In the end weights that ranks gather are begun ahead of their readers: see [`gathers`](super::gathers).
 
 use std::collections::BTreeSet;
 
 use plimsoll_graph::{Graph, Node, NodeId, Phase, Value, ValueSource};
 
+use super::gathers::{begin_gathers_ahead, layers_of_nodes};
 use super::regions::{ROOT, Regions};
 use super::strategy::Strategy;
 use crate::schedule::sequence::{Operand, Sequence};
@@ -49,7 +52,7 @@ pub(crate) fn micro_batch(graph: &Graph, order: &Order) -> Sequence {
         Order::Regions(regions) => writer.both_passes(regions),
         Order::Runs(runs) => writer.runs(runs),
     }
-    writer.sequence
+    writer.with_gathers_ahead()
 }
 
 /// Some forward nodes, then some backward nodes, as if the rest of the graph had run: values read from outside exist
@@ -74,7 +77,7 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
     }
     for &id in forward {
         for &value in &graph.node(id).outputs {
-            if !kept.contains(&value) {
+            if !kept.contains(&value) || graph.gathers(id) {
                 writer.resident.forget(value);
             }
         }
@@ -85,6 +88,8 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
         }
         writer.run(id);
     }
+    // Between the two passes other layers run.
+    begin_gathers_ahead(graph, &mut writer.sequence, |at, _| usize::from(at >= forward.len()));
     writer.sequence
 }
 
@@ -92,7 +97,7 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
 pub(crate) fn forward(graph: &Graph) -> Sequence {
     let mut writer = Writer::new(graph, Phase::Forward);
     writer.forward();
-    writer.sequence
+    writer.with_gathers_ahead()
 }
 
 /// The nodes that follow the last micro-batch.
@@ -153,6 +158,15 @@ impl<'a> Writer<'a> {
         writer
     }
 
+    /// The sequence, with weights gathered ahead of their readers inside each layer.
+    fn with_gathers_ahead(mut self) -> Sequence {
+        if self.graph.node_ids().any(|id| self.graph.gathers(id)) {
+            let layers = layers_of_nodes(self.graph);
+            begin_gathers_ahead(self.graph, &mut self.sequence, |_, node| layers[node.index()]);
+        }
+        self.sequence
+    }
+
     fn instance(&mut self, value: Value) -> usize {
         self.sequence.instances.push(value);
         let instance = self.sequence.instances.len() - 1;
@@ -176,11 +190,38 @@ impl<'a> Writer<'a> {
         self.backward(regions);
     }
 
+    /// Runs what the list names, and gathers weights for it, which a list does not name. A layer that runs again shares them with
+    /// its backward pass.
     fn runs(&mut self, runs: &[Run]) {
+        let layers = layers_of_nodes(self.graph);
+        let (mut gathered, mut last, mut turned) = (Vec::new(), None, false);
         for run in runs {
             match *run {
-                Run::Node(id) => self.run(id),
+                Run::Node(id) => {
+                    turned |= self.graph.node(id).phase == Phase::Backward;
+                    let place = Some((layers[id.index()], turned));
+                    if place != last {
+                        gathered.drain(..).for_each(|value| self.resident.forget(value));
+                        last = place;
+                    }
+                    self.gather_for(id, &mut gathered);
+                    self.run(id);
+                }
                 Run::Forget(value) => self.resident.forget(value),
+            }
+        }
+    }
+
+    /// Gathers the weights that a node reads and that are not there; those that may be gathered again are added to `gathered`.
+    fn gather_for(&mut self, id: NodeId, gathered: &mut Vec<Value>) {
+        let graph = self.graph;
+        for &input in &graph.node(id).inputs {
+            let value = graph.storage(input);
+            if let Some(gather) = graph.producer(value).filter(|&gather| graph.gathers(gather))
+                && self.resident.get(value).is_none()
+            {
+                self.run(gather);
+                gathered.extend(Some(value).filter(|_| graph.node(gather).phase == Phase::Forward));
             }
         }
     }

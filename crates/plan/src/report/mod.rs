@@ -27,7 +27,7 @@ pub use compare::{Compared, compare};
 pub use experts::{ExpertReport, experts};
 pub use gradients::{GradientReport, Persist, gradients};
 pub use timeline::{Span, spans, timeline};
-pub use traffic::{Traffic, traffic};
+pub use traffic::{Traffic, traffic, wire_bytes};
 
 /// Layers that are treated alike.
 #[derive(Clone, Debug, PartialEq, Eq)]

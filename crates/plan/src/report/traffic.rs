@@ -1,7 +1,7 @@
 //! The traffic between ranks in one step: bytes on the wire, and the time that compute does not cover.
 
 use crate::program::{Costed, Role};
-use crate::schedule::Action;
+use crate::schedule::{Action, exchanges};
 use crate::search::Choice;
 
 /// Exchanges between ranks in one step.
@@ -26,10 +26,19 @@ pub fn traffic(choice: &Choice) -> Option<Traffic> {
     }
     let micro_batches = choice.accumulation * program.passes();
     let [passes, update] = [Role::First, Role::Update].map(|role| times(choice, role));
+    let sent = |role| wire_bytes(choice, role);
     let [exchanged, computed] = [0, 1].map(|which| micro_batches as f64 * passes[which] + update[which]);
     let exposed_seconds = (choice.step_seconds() - computed).max(0.0);
-    let wire_bytes = program.step_wire_bytes(choice.accumulation);
+    let wire_bytes = sent(Role::First) * micro_batches as u64 + sent(Role::Update);
     Some(Traffic { ranks, wire_bytes, seconds: exchanged, exposed_seconds })
+}
+
+/// Bytes that each rank sends in one run of a schedule. Weights may be gathered more than once.
+pub fn wire_bytes(choice: &Choice, role: Role) -> u64 {
+    let graph = choice.program.part(role).map(|part| &part.graph);
+    let exchanged = graph.zip(choice.plan.schedules.get(&role)).into_iter();
+    let exchanged = exchanged.flat_map(|(graph, schedule)| exchanges(graph, schedule));
+    exchanged.map(|exchange| exchange.collective.wire_bytes(exchange.ty)).sum()
 }
 
 /// Times of a schedule's exchanges and of its other runs, each by itself.

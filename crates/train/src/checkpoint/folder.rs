@@ -48,6 +48,21 @@ pub struct Found {
     pub foreign: Vec<FileError>,
 }
 
+/// Gives a run the weights in a checkpoint's folder, or its own part of them.
+pub(crate) fn read_model(run: &mut Run, folder: &Path, form: &ModelFormat) -> Result<(), TrainError> {
+    let Loaded { unused, absent } = run.load_weights(&ModelFolder::open_named(folder, &form.stem)?, form)?;
+    let of_another_model = |why: String| FileError::wrong(folder, why);
+    if let Some(name) = unused.first() {
+        let why = format!("holds `{name}`, which this model does not have; it is of another model");
+        return Err(of_another_model(why).into());
+    }
+    if let Some(name) = absent.first() {
+        let why = format!("lacks `{name}`, which this model has; it is of another model");
+        return Err(of_another_model(why).into());
+    }
+    Ok(())
+}
+
 impl Checkpoints {
     /// Prepares the folder: creates it, locks it, and clears the remains of a killed run.
     ///
@@ -269,7 +284,7 @@ impl Checkpoints {
         fs::create_dir(folder).map_err(|fault| FileError::writing(folder, &fault))?;
         let parameters = run.parameters(self.form.frozen);
         let mut files: BTreeMap<_, _> =
-            write_model(run.engine(), parameters, folder, &self.form)?.into_iter().collect();
+            write_model(run, parameters, folder, &self.form)?.into_iter().collect();
         files.insert(optimizer::OPTIMIZER.to_owned(), optimizer::write(run, folder)?);
         if let Some(plan) = &self.plan {
             files.insert(PLAN.to_owned(), write_text(&folder.join(PLAN), plan)?);
@@ -309,17 +324,7 @@ impl Checkpoints {
     ///
     /// When the checkpoint is of another model; then the run must not continue.
     pub fn return_to(&self, run: &mut Run, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let model = ModelFolder::open_named(&checkpoint.path, &self.form.stem)?;
-        let Loaded { unused, absent } = run.load_weights(&model, &self.form)?;
-        let of_another_model = |why: String| FileError::wrong(&checkpoint.path, why);
-        if let Some(name) = unused.first() {
-            let why = format!("holds `{name}`, which this model does not have; it is of another model");
-            return Err(of_another_model(why).into());
-        }
-        if let Some(name) = absent.first() {
-            let why = format!("lacks `{name}`, which this model has; it is of another model");
-            return Err(of_another_model(why).into());
-        }
+        read_model(run, &checkpoint.path, &self.form)?;
         optimizer::read(run, &checkpoint.path)?;
         run.continue_after(checkpoint.state.step);
         Ok(())

@@ -22,6 +22,7 @@ mod own;
 mod recovery;
 mod state;
 
+pub(crate) use folder::read_model;
 pub use folder::{Checkpoints, Found};
 pub(crate) use optimizer::read as read_optimizer;
 pub use state::{Best, Checkpoint, EvaluationState, PlanSummary, TrainerState, Unrecorded};

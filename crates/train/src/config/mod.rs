@@ -227,6 +227,7 @@ impl Config {
         };
         check_ranks(&config.options, &config.target)?;
         check_fitness(config.options.optimizer.fitness, &config.samples.task, &config.data)?;
+        config.options.check_division(&config.model)?;
         Ok(config)
     }
 

@@ -58,6 +58,10 @@ impl Model for LanguageModel {
         let graph = self.generate.then(|| self.architecture.generation(self.positions()))?;
         Some(adapted(graph, certain.as_ref()))
     }
+
+    fn needs_whole_weights(&self) -> Option<&'static str> {
+        self.lora.as_ref().and_then(Lora::needs_whole_weights)
+    }
 }
 
 impl LanguageModel {

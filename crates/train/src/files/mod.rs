@@ -32,7 +32,7 @@ pub use quantised_tensor::QuantisedTensor;
 pub use safetensors::Dtype;
 pub use temporary::{check_writable, temporary_file};
 pub use tensors::{StoredTensor, TensorFile};
-pub use weights::{Loaded, ModelFormat, load_weights, save_weights};
+pub use weights::{Loaded, ModelFormat, WholeState, load_weights, save_weights};
 pub(crate) use weights::{in_file, write_model};
 pub(crate) use whole::{UNFINISHED, index, replace_model};
 pub use write::write_whole;

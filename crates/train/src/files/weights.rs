@@ -6,14 +6,17 @@
 //!
 //! A group of state, such as the experts of a layer, is one range of the arena but one tensor per part in a file:
 //! [`Engine::pieces`] tells where each part lies.
+//!
+//! Where ranks divide weights, each reads its own part of a file. What is written comes from a [`WholeState`], which knows where
+//! the parts are.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use plimsoll_exec::Engine;
-use plimsoll_graph::{DType, Type};
+use plimsoll_exec::{Engine, ExecError, decode_numbers};
+use plimsoll_graph::{DType, Shape, Type};
 use plimsoll_model::hf::StoredName;
 use safetensors::Dtype;
 
@@ -25,6 +28,29 @@ use crate::optimizer::low_name;
 const PIECE: usize = 256 << 10;
 /// Bytes of one file before another is begun, as in other tools.
 const SHARD_BYTES: u64 = 5_000_000_000;
+
+/// State that can be read as a whole, whoever keeps it.
+pub trait WholeState {
+    /// The pieces of a state that have names in files; see [`Engine::pieces`].
+    fn pieces(&self, name: &str) -> Vec<(usize, String, Shape)>;
+
+    /// Reads bytes of a whole state from byte `first` on, as they are stored.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state, it is shorter, or whoever keeps it has ended.
+    fn read_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), ExecError>;
+}
+
+impl WholeState for Engine {
+    fn pieces(&self, name: &str) -> Vec<(usize, String, Shape)> {
+        Engine::pieces(self, name)
+    }
+
+    fn read_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.read_state_bytes(name, first, bytes)
+    }
+}
 
 /// How a model is laid down in a folder.
 #[derive(Clone)]
@@ -89,7 +115,7 @@ pub fn load_weights<'a>(
     let mut unused: BTreeSet<&str> = folder.names().collect();
     let mut absent = Vec::new();
     let mut piece = vec![0.0; PIECE];
-    let pieces_of = |(state, ty)| Piece::all(engine, state, ty);
+    let pieces_of = |(state, ty)| Piece::all(&*engine, state, ty);
     let parameters: Vec<Piece> = parameters.into_iter().flat_map(pieces_of).collect();
     for Piece { state, first: begin, name: parameter, ty } in parameters {
         let stored = stored(&parameter);
@@ -107,6 +133,9 @@ pub fn load_weights<'a>(
         // A master copy begins with the file's own numbers, not with rounded ones.
         let low = Some(low_name(state)).filter(|low| engine.has_state(low));
         for (first, count) in pieces(ty.shape.elements()) {
+            if !engine.keeps(state, begin + first, count) {
+                continue;
+            }
             file.read(name, first, &mut piece[..count])?;
             match &low {
                 Some(low) => engine.write_state_halves([state, low], begin + first, &piece[..count])?,
@@ -127,9 +156,9 @@ struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// The pieces of a state. One that the engine does not know is a piece too, and refused where it is read or written.
-    fn all(engine: &Engine, state: &'a str, ty: Type) -> Vec<Piece<'a>> {
-        let pieces = Some(engine.pieces(state)).filter(|pieces| !pieces.is_empty());
+    /// The pieces of a state. One that nobody knows is a piece too, and refused where it is read or written.
+    fn all(from: &impl WholeState, state: &'a str, ty: Type) -> Vec<Piece<'a>> {
+        let pieces = Some(from.pieces(state)).filter(|pieces| !pieces.is_empty());
         let pieces = pieces.unwrap_or_else(|| vec![(0, state.to_owned(), ty.shape)]).into_iter();
         pieces.map(|(first, name, shape)| Piece { state, first, name, ty: Type { shape, ..ty } }).collect()
     }
@@ -162,25 +191,25 @@ fn pieces(elements: usize) -> impl Iterator<Item = (usize, usize)> {
 ///
 /// When the folder cannot be written.
 pub fn save_weights<'a>(
-    engine: &Engine,
+    from: &impl WholeState,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &Path,
     form: &ModelFormat,
 ) -> Result<Vec<String>, WeightError> {
     replace_model(folder, &form.stem, |temporary| {
-        let written = write_model(engine, parameters, temporary, form)?;
+        let written = write_model(from, parameters, temporary, form)?;
         Ok(written.into_iter().map(|(name, _)| name).collect())
     })
 }
 
 /// Writes `parameters` and the files beside them into an empty folder, each synced to disk.
 pub(crate) fn write_model<'a>(
-    engine: &Engine,
+    from: &impl WholeState,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &Path,
     form: &ModelFormat,
 ) -> Result<Vec<(String, Checksum)>, WeightError> {
-    let pieces_of = |(state, ty)| Piece::all(engine, state, ty);
+    let pieces_of = |(state, ty)| Piece::all(from, state, ty);
     let parts: Vec<Part> =
         parameters.into_iter().flat_map(pieces_of).map(|piece| Part::new(piece, form)).collect();
     let total: u64 = parts.iter().map(|part| part.spec.bytes()).sum();
@@ -194,7 +223,7 @@ pub(crate) fn write_model<'a>(
             _ => format!("{stem}-{:05}-of-{count:05}.safetensors", which + 1),
         };
         index.extend(parts.iter().map(|part| (part.spec.name.clone(), name.clone().into())));
-        let checksum = write_shard(engine, &folder.join(&name), &parts)?;
+        let checksum = write_shard(from, &folder.join(&name), &parts)?;
         written.push((name, checksum));
     }
     let index = (count > 1).then(|| super::index(stem, total, &index));
@@ -262,23 +291,22 @@ fn divide(parts: Vec<Part<'_>>, limit: u64) -> Vec<Vec<Part<'_>>> {
     shards
 }
 
-fn write_shard(engine: &Engine, path: &Path, parts: &[Part]) -> Result<Checksum, WeightError> {
+fn write_shard(from: &impl WholeState, path: &Path, parts: &[Part]) -> Result<Checksum, WeightError> {
     let mut writer = TensorWriter::create(path, parts.iter().map(|part| part.spec.clone()).collect())?;
     let order: Vec<String> = writer.tensors().iter().map(|spec| spec.name.clone()).collect();
     let (mut numbers, mut bytes) = (Vec::new(), Vec::new());
     for name in order {
         let Some(part) = parts.iter().find(|part| part.spec.name == name) else { continue };
         // If file and state have the same element type, bytes are only moved.
-        let width = (in_file(part.dtype) == part.spec.dtype).then(|| part.dtype.bytes());
+        let (as_stored, width) = (in_file(part.dtype) == part.spec.dtype, part.dtype.bytes());
         for (first, count) in pieces(part.elements) {
-            let first = part.first + first;
-            if let Some(width) = width {
-                bytes.resize(width * count, 0);
-                engine.read_state_bytes(part.state, (width * first) as u64, &mut bytes)?;
+            bytes.resize(width * count, 0);
+            from.read_bytes(part.state, (width * (part.first + first)) as u64, &mut bytes)?;
+            if as_stored {
                 writer.write_bytes(&bytes)?;
             } else {
                 numbers.resize(count, 0.0);
-                engine.read_state(part.state, first, &mut numbers)?;
+                decode_numbers(part.dtype, &bytes, &mut numbers);
                 writer.write(&numbers)?;
             }
         }

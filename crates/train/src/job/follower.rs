@@ -1,11 +1,14 @@
 //! One rank that follows rank 0, whether it is a thread or a process.
+//!
+//! It receives what every rank has from rank 0. Of state that ranks divide it reads or draws its own part, from the files that
+//! rank 0 begins with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plimsoll_exec::{Communicator, Device};
 
-use crate::checkpoint::read_optimizer;
+use crate::checkpoint::{read_model, read_optimizer};
 use crate::config::Config;
 use crate::data::{Batches, Source};
 use crate::error::TrainError;
@@ -29,9 +32,7 @@ impl Follower {
         let Follower { config, planned, source, device, resumed, end } = self;
         let started = Run::start_rank(device, planned, config.options.seed, &end);
         let result = started.and_then(|mut run| {
-            if let Some(folder) = resumed.filter(|_| run.divides_state()) {
-                read_optimizer(&mut run, &folder)?;
-            }
+            begin(&config, &mut run, resumed.as_deref())?;
             let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());
             let lr: Lr = config.lr(batches.steps_per_epoch())?;
             let mut trainer = Trainer::new(run, batches, lr).with_noise(config.noise(&lr));
@@ -41,4 +42,17 @@ impl Follower {
         });
         result.inspect_err(|error| end.leave(&error.to_string()))
     }
+}
+
+/// Fills in this rank's part of divided state: of the model's weights, then of the checkpoint that the run goes on from.
+fn begin(config: &Config, run: &mut Run, resumed: Option<&Path>) -> Result<(), TrainError> {
+    let divides_weights = run.divides_weights();
+    if divides_weights {
+        config.load(run)?;
+    }
+    let Some(folder) = resumed.filter(|_| run.divides_state()) else { return Ok(()) };
+    if divides_weights {
+        read_model(run, folder, &config.form()?)?;
+    }
+    read_optimizer(run, folder)
 }

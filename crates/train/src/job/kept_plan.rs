@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! {"global_batch":8,"memory":"67108864B",…}      the settings that decided it
-//! {"plimsoll_plan":3,"hash":…,"plan":…}          the plan, in the form of plan files
+//! {"plimsoll_plan":4,"hash":…,"plan":…}          the plan, in the form of plan files
 //! ```
 
 use plimsoll_exec::Device;

@@ -1,4 +1,4 @@
-//! The optimizer of a rank that keeps only its shard of the moments: stages 1 and 2 of `ZeRO`.
+//! The optimizer of a rank that keeps only its shard of the moments: stages 1 to 3 of `ZeRO`.
 //!
 //! ```text
 //! shard   ← reduce_scatter(grad.w)         this rank's range of the sum over ranks; in stage 2 part of the backward pass
@@ -13,7 +13,8 @@
 //! its range has in the whole parameter. A rank therefore computes the bits that a single rank computes for this range; only
 //! the norm is summed in another order.
 //!
-//! `own.w` is state that lives inside the update, so that the rule writes it in place.
+//! `own.w` is state that lives inside the update, so that the rule writes it in place. Where [`divide`](plimsoll_graph::divide)
+//! has left the rank nothing but its shard of `w`, the rule writes that, and nothing is gathered before the next layer reads it.
 
 use plimsoll_graph::op::Collective;
 use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, StateId, StateKind, Type, Value, infer};
@@ -92,9 +93,10 @@ impl Division<'_> {
     /// The update of a rank's shard of one parameter, and the exchange that makes the parameter whole again.
     fn update(&mut self, (parameter, hidden): (StateId, bool), [shard, lr, scale]: [Value; 3]) {
         let (ranks, graph) = (self.ranks, &mut self.graph);
-        let (name, whole) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
+        let (name, whole) = (graph.state(parameter).name.clone(), graph.state(parameter).whole_type());
         let op = self.optimizer.op(&name, whole.shape, hidden, self.storage);
-        let own = own_shard(graph, parameter, &name, ranks);
+        let divided = graph.state(parameter).whole.is_some();
+        let own = if divided { parameter } else { own_shard(graph, parameter, &name, ranks) };
         let inputs = rule_inputs(graph, &op, [shard, lr, scale]);
         let wholes = self.whole_types(&op, &inputs, whole);
         let graph = &mut self.graph;
@@ -105,9 +107,11 @@ impl Division<'_> {
             graph.make_shard(state, whole_type);
             graph.write_state(update, output, state);
         }
-        let gather = Op::Collective(Collective::AllGather { ranks, whole: whole.shape });
-        let node = graph.apply_all(gather, &[graph.newest(own)]);
-        graph.write_state(node, 0, parameter);
+        if !divided {
+            let gather = Op::Collective(Collective::AllGather { ranks, whole: whole.shape });
+            let node = graph.apply_all(gather, &[graph.newest(own)]);
+            graph.write_state(node, 0, parameter);
+        }
     }
 
     /// Types of the ranges that one rank alone would keep beside the parameter.

@@ -28,4 +28,8 @@ impl<M: Model> Model for Adapted<M> {
         let graph = self.model.generation()?;
         Some(graph.and_then(|graph| self.lora.without_dropout().adapt(&graph)))
     }
+
+    fn needs_whole_weights(&self) -> Option<&'static str> {
+        self.lora.needs_whole_weights().or_else(|| self.model.needs_whole_weights())
+    }
 }

@@ -1,22 +1,43 @@
 //! Which stages of `ZeRO` a request allows.
 
+use super::Model;
 use super::options::Options;
 use super::zero_stage::ZeroStage;
 use crate::error::TrainError;
 use crate::optimizer::{OptimizerKind, WeightStorage};
 
+/// Stages from the lowest to the highest.
+const STAGES: [ZeroStage; 4] =
+    [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients, ZeroStage::Weights];
+
 impl Options {
-    /// The stages to try, in this order. Where one rank trains alone, or the optimizer cannot be divided, there is one.
-    pub(crate) fn stages(&self) -> Vec<Options> {
+    /// The stages to try for a model, in this order. Where one rank trains alone, or the optimizer cannot be divided, there is
+    /// one.
+    pub(crate) fn stages(&self, model: &impl Model) -> Vec<Options> {
         let with = |zero_stage| Options { zero_stage, ..self.clone() };
         match self.zero_stage {
-            ZeroStage::Auto if self.ranks > 1 => [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients]
+            ZeroStage::Auto if self.ranks > 1 => STAGES
                 .map(with)
                 .into_iter()
-                .filter(|options| options.check_stage().is_ok())
+                .filter(|options| options.check_stage().and_then(|()| options.check_division(model)).is_ok())
                 .collect(),
             ZeroStage::Auto => vec![with(ZeroStage::Whole)],
             _ => vec![self.clone()],
+        }
+    }
+
+    /// Refuses to divide the weights of a model that needs them whole.
+    ///
+    /// # Errors
+    ///
+    /// With the way out.
+    pub fn check_division(&self, model: &impl Model) -> Result<(), TrainError> {
+        let divides = self.ranks > 1 && self.zero_stage.divides_weights();
+        match model.needs_whole_weights().filter(|_| divides) {
+            Some(why) => Err(TrainError::Config(format!(
+                "{why}, and --zero-stage 3 leaves each rank a part of them; take --zero-stage 2"
+            ))),
+            None => Ok(()),
         }
     }
 
@@ -59,6 +80,7 @@ impl Options {
 mod tests {
     use super::*;
     use crate::optimizer::Optimizer;
+    use plimsoll_graph::Graph;
 
     #[test]
     fn only_optimizers_that_work_element_by_element_are_divided() {
@@ -69,12 +91,14 @@ mod tests {
             ..Options::default()
         };
         assert!(of(OptimizerKind::AdamW8bit, 4).check_stage().is_ok());
+        let no_graph = |_: usize| Graph::new().finish();
         for whole in [OptimizerKind::Muon, OptimizerKind::Adafactor, OptimizerKind::Apollo] {
             let error = of(whole, 4).check_stage().unwrap_err().to_string();
             assert!(error.starts_with(&format!("optim {} updates whole matrices", whole.name())), "{error}");
             assert!(of(whole, 1).check_stage().is_ok());
             let auto = Options { zero_stage: ZeroStage::Auto, ..of(whole, 4) };
-            let stages: Vec<ZeroStage> = auto.stages().iter().map(|options| options.zero_stage).collect();
+            let stages: Vec<ZeroStage> =
+                auto.stages(&no_graph).iter().map(|options| options.zero_stage).collect();
             assert_eq!(stages, [ZeroStage::Whole]);
         }
     }

@@ -10,7 +10,7 @@
 //! layers are exchanged first.
 
 use plimsoll_graph::op::Collective;
-use plimsoll_graph::{Graph, GraphError, Op, Phase, StateId, StateKind};
+use plimsoll_graph::{Graph, GraphError, Op, Phase, StateId, StateKind, divide};
 
 use super::options::Options;
 use crate::optimizer::{scatter_in_backward, trained};
@@ -23,10 +23,16 @@ pub(super) fn sum_over_ranks(graph: Graph, ranks: usize) -> Graph {
     sum_tallies(sum(graph, gradients, ranks), ranks)
 }
 
+/// The graph with weights divided over ranks, where the stage does so.
+pub(super) fn divided(graph: Graph, options: &Options) -> Result<Graph, GraphError> {
+    let divides = options.ranks > 1 && options.zero_stage.divides_weights();
+    if divides { divide(graph, options.ranks) } else { Ok(graph) }
+}
+
 /// The graph of a stage that divides moments, before the optimizer: tallies are summed over ranks, and gradients as well where
-/// the stage divides them.
+/// the stage divides them. Weights are divided first.
 pub(super) fn for_stage(graph: Graph, options: &Options) -> Result<Graph, GraphError> {
-    let ranks = options.ranks;
+    let (ranks, graph) = (options.ranks, divided(graph, options)?);
     let graph =
         if options.zero_stage.divides_gradients() { scatter_in_backward(graph, ranks)? } else { graph };
     Ok(sum_tallies(graph, ranks))

@@ -18,7 +18,7 @@ use crate::memory::Budget;
 use crate::optimizer::{self, Update, append_in_backward, append_probes, append_sharded, append_two_pass};
 pub use adapted::Adapted;
 use alternatives::propose;
-use exchange::{for_stage, sum_over_ranks};
+use exchange::{divided, for_stage, sum_over_ranks};
 pub use options::{Offload, Options};
 pub use plan_file::plan_from_file;
 pub(crate) use plan_file::plan_of_another_rank;
@@ -52,6 +52,11 @@ pub trait Model {
     ///
     /// When the model is wrong.
     fn generation(&self) -> Option<Result<Graph, GraphError>> {
+        None
+    }
+
+    /// What needs whole weights outside the graphs, in words, if anything does.
+    fn needs_whole_weights(&self) -> Option<&'static str> {
         None
     }
 }
@@ -152,6 +157,7 @@ pub(crate) fn plan_alone<M: Model, F: Fn(&Graph) -> Facts + Copy>(
 ) -> Result<Planned, TrainError> {
     let &Programs { model, facts, options } = searcher.build();
     options.check_update()?;
+    options.check_division(model)?;
     let found = searcher.search(options.request(&budget));
     let two = options.in_two_passes();
     let in_two = |two: &Options| search(two.request(&budget), Programs { model, facts, options: two });
@@ -176,7 +182,7 @@ pub(crate) fn plan_alone<M: Model, F: Fn(&Graph) -> Facts + Copy>(
         Err(error) => TrainError::search(error, &budget),
     };
     // Two passes are for one rank, and stages for several.
-    for other in two.into_iter().chain(options.stages().into_iter().skip(1)) {
+    for other in two.into_iter().chain(options.stages(model).into_iter().skip(1)) {
         if !matches!(error, TrainError::Budget { .. }) {
             break;
         }
@@ -225,7 +231,8 @@ pub fn fits_within(
     budget: &Budget,
 ) -> Result<bool, TrainError> {
     options.check_update()?;
-    let others = options.in_two_passes().into_iter().chain(options.stages().into_iter().skip(1));
+    options.check_division(model)?;
+    let others = options.in_two_passes().into_iter().chain(options.stages(model).into_iter().skip(1));
     let others: Vec<Options> = others.collect();
     for options in std::iter::once(options).chain(&others) {
         let mut searcher = Searcher::once(Programs { model, facts: &facts, options });
@@ -342,7 +349,8 @@ fn assembled(
     let tiled = forward.tile_rows().is_some();
     let forward_only = |graph: Graph| {
         let tiles = if tiled { tile(&graph)? } else { None };
-        stored(tiles.unwrap_or(graph)).map(&costed)
+        let graph = divided(stored(tiles.unwrap_or(graph))?, options)?;
+        Ok(costed(graph))
     };
     let generate = model.generation().transpose()?.map(forward_only).transpose()?;
     let evaluate = options.evaluate.then(|| model.evaluation(rows)).transpose()?;

@@ -94,7 +94,7 @@ fn choice_of_a_stage(
     options: &Options,
     saved: &Saved,
 ) -> Result<Choice, TrainError> {
-    let stages = options.stages();
+    let stages = options.stages(model);
     let (lowest, others) = stages.split_first().map_or((options, &[][..]), |(first, rest)| (first, rest));
     let first = choice_of(model, device, lowest, saved);
     let of = |stage: &Options| choice_of(model, device, stage, saved).ok();

@@ -5,8 +5,7 @@
 //! | 0 | nothing: every rank has all weights, gradients and moments |
 //! | 1 | moments |
 //! | 2 | moments and gradients |
-//!
-//! Stage 3, which divides weights too, is refused by name.
+//! | 3 | moments, gradients and weights |
 
 /// The stage of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -20,6 +19,8 @@ pub enum ZeroStage {
     Moments,
     /// Moments and gradients are divided.
     Gradients,
+    /// Moments, gradients and weights are divided.
+    Weights,
 }
 
 impl ZeroStage {
@@ -30,6 +31,7 @@ impl ZeroStage {
             ZeroStage::Whole => "0",
             ZeroStage::Moments => "1",
             ZeroStage::Gradients => "2",
+            ZeroStage::Weights => "3",
         }
     }
 
@@ -42,6 +44,11 @@ impl ZeroStage {
     pub fn divides_gradients(self) -> bool {
         self >= ZeroStage::Gradients
     }
+
+    /// Whether weights are divided over ranks.
+    pub fn divides_weights(self) -> bool {
+        self >= ZeroStage::Weights
+    }
 }
 
 impl std::str::FromStr for ZeroStage {
@@ -53,8 +60,8 @@ impl std::str::FromStr for ZeroStage {
             "0" => Ok(ZeroStage::Whole),
             "1" => Ok(ZeroStage::Moments),
             "2" => Ok(ZeroStage::Gradients),
-            "3" => Err("--zero-stage 3 is not there yet; take 2, which divides moments and gradients".into()),
-            _ => Err(format!("--zero-stage is 0, 1, 2 or auto, got `{name}`")),
+            "3" => Ok(ZeroStage::Weights),
+            _ => Err(format!("--zero-stage is 0, 1, 2, 3 or auto, got `{name}`")),
         }
     }
 }
@@ -64,9 +71,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages_that_are_not_there_are_refused_by_name() {
-        assert_eq!("1".parse(), Ok(ZeroStage::Moments));
-        assert!("3".parse::<ZeroStage>().unwrap_err().starts_with("--zero-stage 3 is not there yet"));
+    fn each_stage_divides_what_the_stage_before_divides_and_more() {
+        let divided = |name: &str| {
+            let stage: ZeroStage = name.parse().unwrap();
+            assert_eq!(stage.name(), name);
+            [stage.divides_moments(), stage.divides_gradients(), stage.divides_weights()]
+        };
+        assert_eq!(divided("0"), [false; 3]);
+        assert_eq!(divided("1"), [true, false, false]);
+        assert_eq!(divided("2"), [true, true, false]);
+        assert_eq!(divided("3"), [true; 3]);
         assert!("zero".parse::<ZeroStage>().unwrap_err().contains("got `zero`"));
     }
 }

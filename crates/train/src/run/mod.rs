@@ -265,6 +265,7 @@ impl Run {
     pub fn evaluate_share(&mut self, inputs: &[(&str, Data)], targets: u64) -> Result<f32, TrainError> {
         let scale = [1.0 / targets.max(1) as f32];
         let own = OwnInputs { scale, ..OwnInputs::default() };
+        self.call(Role::Evaluate)?;
         self.run_pass(Role::Evaluate, inputs, &own, None)?;
         Ok(self.engine.scalar(Role::Evaluate, "loss")?)
     }
@@ -320,6 +321,7 @@ impl Run {
     ) -> Result<(), TrainError> {
         let position = [position as i32];
         let inputs = [("tokens", Data::I32(tokens)), ("position", Data::I32(&position))];
+        self.call(Role::Generate)?;
         self.engine.run(Role::Generate, &inputs)?;
         Ok(self.engine.output(Role::Generate, "logits", logits)?)
     }
@@ -339,7 +341,7 @@ impl Run {
         self.state(&plimsoll_graph::gradient_name(parameter))
     }
 
-    /// The numbers of a parameter or any other state.
+    /// The numbers of a parameter or any other state, or those that this rank keeps of it.
     ///
     /// # Errors
     ///
@@ -373,12 +375,14 @@ impl Run {
         self.engine.states().filter(move |(name, _)| of_kind(name))
     }
 
-    /// Names and types of the parameters: all of them, or only the trained ones.
+    /// Names and types of the parameters: all of them, or only the trained ones. Types are those of the whole, whatever part
+    /// of it this rank keeps.
     pub fn parameters(&self, frozen_too: bool) -> impl Iterator<Item = (&str, Type)> {
-        self.states_of(move |kind| match kind {
+        let parameters = self.states_of(move |kind| match kind {
             StateKind::Parameter { trainable } => trainable || frozen_too,
             _ => false,
-        })
+        });
+        parameters.map(move |(name, ty)| (name, self.whole_type(name).unwrap_or(ty)))
     }
 
     /// The most bytes that this process has held of the memory that the budget counts.
@@ -443,7 +447,7 @@ impl Run {
     ///
     /// When the folder cannot be written.
     pub fn save_weights(&self, folder: &Path, form: &ModelFormat) -> Result<Vec<String>, TrainError> {
-        Ok(files::save_weights(&self.engine, self.parameters(form.frozen), folder, form)?)
+        Ok(files::save_weights(self, self.parameters(form.frozen), folder, form)?)
     }
 
     /// The engine: its peak, its state and its timings.

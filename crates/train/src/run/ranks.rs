@@ -6,11 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_exec::{Communicator, Device, ExecError};
+use plimsoll_exec::{Communicator, Data, Device, ExecError};
+use plimsoll_graph::{DType, Type};
+use plimsoll_plan::Role;
 
 use super::Run;
 use super::probes::Probes;
 use super::start::held;
+use super::words::Word;
 use crate::error::TrainError;
 use crate::planning::Planned;
 
@@ -119,6 +122,31 @@ impl Run {
     /// The most bytes that the process of another rank held.
     pub(super) fn held_elsewhere(&self) -> u64 {
         self.others.as_ref().map_or(0, |others| others.held)
+    }
+
+    /// Has all other ranks run a schedule together with rank 0, if they divide the weights that it reads.
+    pub(super) fn call(&self, role: Role) -> Result<(), TrainError> {
+        match self.communicator() {
+            Some(world) if world.rank() == 0 && self.divides_weights() => {
+                Ok(world.broadcast(&mut Word::Pass { role }.to_bytes())?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs a schedule that rank 0 has called for, with zeros for its inputs: this rank gives its part of the weights, and
+    /// nobody reads the result.
+    pub(crate) fn come_along(&mut self, role: Role) -> Result<(), TrainError> {
+        let inputs: Vec<(String, Type)> =
+            self.engine.inputs(role)?.map(|(name, ty)| (name.to_owned(), ty)).collect();
+        let most = inputs.iter().map(|(_, ty)| ty.shape.elements()).max().unwrap_or(0);
+        let (numbers, ids) = (vec![0.0; most], vec![0; most]);
+        let zeros = |ty: &Type| match ty.dtype {
+            DType::F32 => Data::F32(&numbers[..ty.shape.elements()]),
+            _ => Data::I32(&ids[..ty.shape.elements()]),
+        };
+        let inputs: Vec<(&str, Data)> = inputs.iter().map(|(name, ty)| (name.as_str(), zeros(ty))).collect();
+        Ok(self.engine.run(role, &inputs)?)
     }
 
     /// Sums the losses of a step over all ranks, in their order, and learns what their processes hold. This rank has counted

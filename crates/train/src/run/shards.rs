@@ -7,23 +7,31 @@
 //! Files hold whole tensors and know nothing of ranks. Rank 0 writes them: it asks for one piece after the other, and the
 //! rank that owns the piece sends it. For reading, every rank opens the file and takes its own part.
 
-use plimsoll_exec::Communicator;
-use plimsoll_graph::Type;
+use plimsoll_exec::{Communicator, ExecError};
+use plimsoll_graph::{Shape, StateKind, Type};
 
 use super::Run;
 use super::words::Word;
 use crate::error::TrainError;
+use crate::files::WholeState;
 
 impl Run {
     /// Type of the whole of a state, of which this rank may have a shard; none if there is no such state.
     pub fn whole_type(&self, name: &str) -> Option<Type> {
-        let own = || self.engine.states().find(|(known, _)| *known == name).map(|(_, ty)| ty);
-        self.shard_of(name).or_else(own)
+        self.engine.whole_type(name)
     }
 
     /// Type of the whole, if this rank has a shard of the state.
     pub(crate) fn shard_of(&self, name: &str) -> Option<Type> {
         self.kinds.get(name).and_then(|(_, whole)| *whole)
+    }
+
+    /// Whether ranks divide weights among them.
+    pub(crate) fn divides_weights(&self) -> bool {
+        let divided = |(kind, whole): &(StateKind, Option<Type>)| {
+            whole.is_some() && matches!(kind, StateKind::Parameter { .. })
+        };
+        self.kinds.values().any(divided)
     }
 
     /// Whether ranks divide some state among them.
@@ -43,32 +51,20 @@ impl Run {
     ///
     /// When there is no such state, it is shorter, or a rank has ended.
     pub fn read_whole(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), TrainError> {
-        let Some(state) = self.divided().position(|known| known == name) else {
-            return Ok(self.engine.read_state_bytes(name, first, bytes)?);
-        };
-        let shard = self.shard_bytes(name);
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = first + done as u64;
-            let count = (bytes.len() - done).min((shard - at % shard) as usize);
-            let piece = Piece { state, first: at, owner: (at / shard) as usize };
-            self.fetch(name, &piece, &mut bytes[done..done + count])?;
-            done += count;
-        }
-        Ok(())
+        Ok(self.read_bytes(name, first, bytes)?)
     }
 
     /// One piece of a divided state, which lies in one shard.
-    fn fetch(&self, name: &str, piece: &Piece, bytes: &mut [u8]) -> Result<(), TrainError> {
+    fn fetch(&self, name: &str, piece: &Piece, bytes: &mut [u8]) -> Result<(), ExecError> {
         let Some(world) = self.communicator().filter(|_| piece.owner != self.rank()) else {
-            return Ok(self.engine.read_state_bytes(name, piece.first % self.shard_bytes(name), bytes)?);
+            return self.engine.read_state_bytes(name, piece.first % self.shard_bytes(name), bytes);
         };
         if self.rank() > 0 {
-            return Err(TrainError::Config(format!("rank 0 alone reads all of `{name}`")));
+            return Err(ExecError::Mismatch(format!("rank 0 alone reads all of `{name}`")));
         }
         let (state, count) = (piece.state as u64, bytes.len() as u64);
         world.broadcast(&mut Word::Piece { state, first: piece.first, count }.to_bytes())?;
-        Ok(world.broadcast_from(piece.owner, bytes)?)
+        world.broadcast_from(piece.owner, bytes)
     }
 
     /// Takes part in the reading of a piece that rank 0 has asked for; `bytes` has room for it.
@@ -103,6 +99,28 @@ impl Run {
     fn shard_bytes(&self, name: &str) -> u64 {
         let own = self.engine.states().find(|(known, _)| *known == name);
         own.map_or(1, |(_, ty)| ty.bytes().max(1) as u64)
+    }
+}
+
+impl WholeState for Run {
+    fn pieces(&self, name: &str) -> Vec<(usize, String, Shape)> {
+        self.engine.pieces(name)
+    }
+
+    fn read_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        let Some(state) = self.divided().position(|known| known == name) else {
+            return self.engine.read_state_bytes(name, first, bytes);
+        };
+        let shard = self.shard_bytes(name);
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = first + done as u64;
+            let count = (bytes.len() - done).min((shard - at % shard) as usize);
+            let piece = Piece { state, first: at, owner: (at / shard) as usize };
+            self.fetch(name, &piece, &mut bytes[done..done + count])?;
+            done += count;
+        }
+        Ok(())
     }
 }
 

@@ -336,8 +336,8 @@ settings! {
         /// Ranks that train together as threads of this process, each with an equal part of the global batch, an arena of its
         /// own and the stated --memory; gradients are summed over them [default: 1, or the processes that mpirun started]
         ranks: usize, "N";
-        /// Stage of ZeRO: 0 (every rank keeps everything), 1 (moments are divided over ranks), 2 (gradients too) or auto, the
-        /// lowest that fits into --memory [default: auto]
+        /// Stage of ZeRO: 0 (every rank keeps everything), 1 (moments are divided over ranks), 2 (gradients too), 3 (weights too)
+        /// or auto, the lowest that fits into --memory [default: auto]
         zero_stage: String, "STAGE";
         /// Seconds that a rank waits for another rank in an exchange before the run ends with an error that names it
         /// [default: 600]

@@ -5,10 +5,10 @@
 //! others    receive          receive              their parts              wait for a word         receive             leave
 //! ```
 //!
-//! The others never evaluate, never write a file, and know nothing of signals. They wait for the next word without a limit,
-//! as long as rank 0 lives. A word carries the step and the place in the data, so that ranks that drifted apart are told.
-//! While rank 0 saves, its words ask for pieces of the state that ranks divide among them; at the end, for what each rank held
-//! and how long it was busy.
+//! The others never write a file, and know nothing of signals. They wait for the next word without a limit, as long as rank 0
+//! lives. A word carries the step and the place in the data, so that ranks that drifted apart are told. While rank 0 saves, its
+//! words ask for pieces of the state that ranks divide among them; at the end, for what each rank held and how long it was busy.
+//! Where they divide weights, no rank evaluates alone: at a word all run the schedule, and only the rows of rank 0 count.
 
 use plimsoll_exec::{Communicator, ExecError};
 use plimsoll_graph::StateKind;
@@ -110,6 +110,7 @@ impl Trainer {
                     self.run.give(world, [state, first], &mut room)?;
                 }
                 Word::Figures => drop(self.share_figures()?),
+                Word::Pass { role } => self.run.come_along(role)?,
                 Word::State { .. } => {
                     return Err(TrainError::Config("rank 0 sent its state a second time".into()));
                 }

@@ -47,7 +47,7 @@ fn options(ranks: usize, zero_stage: ZeroStage) -> Options {
 
 #[test]
 fn from_two_ranks_on_more_ranks_never_need_more_memory() {
-    for stage in [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients] {
+    for stage in [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients, ZeroStage::Weights] {
         let mut last: Option<(u64, u64)> = None;
         for ranks in [2, 3, 4, 5, 7, 8, 16, 24, 64, 100, 1024] {
             let options = options(ranks, stage);
@@ -57,7 +57,7 @@ fn from_two_ranks_on_more_ranks_never_need_more_memory() {
                 let ranges = choice.plan.states.iter().filter(|range| range.purpose == purpose);
                 ranges.map(|range| range.ty.bytes() as u64).sum::<u64>()
             };
-            let kept = state(Purpose::Optimizer) + state(Purpose::Gradients);
+            let kept = state(Purpose::Optimizer) + state(Purpose::Gradients) + state(Purpose::Weights);
             let now = (choice.plan.arena_bytes, kept);
             if let Some(last) = last {
                 assert!(
@@ -141,13 +141,17 @@ fn the_lowest_stage_that_fits_is_taken_where_none_is_named() {
         names.retain(|name| name.rsplit('.').next() == Some("head"));
         names.len()
     };
-    let [whole, moments, gradients] =
-        [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients].map(|stage| least(stage, 4));
-    assert!(gradients < moments && moments < whole, "{gradients} {moments} {whole}");
-    // Two moments of the head are divided, and then its gradient.
-    for (bytes, expected) in [(whole, 0), (whole - 1, 2), (moments, 2), (moments - 1, 3), (gradients, 3)] {
+    let stages = [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients, ZeroStage::Weights];
+    let [whole, moments, gradients, weights] = stages.map(|stage| least(stage, 4));
+    assert!(
+        weights < gradients && gradients < moments && moments < whole,
+        "{weights} {gradients} {moments} {whole}"
+    );
+    let from = [(whole, 0), (whole - 1, 2), (moments, 2), (moments - 1, 3), (gradients, 3)];
+    // Two moments of the head are divided, then its gradient, then the head itself.
+    for (bytes, expected) in from.into_iter().chain([(gradients - 1, 4), (weights, 4)]) {
         assert_eq!(divided(&in_arena(ZeroStage::Auto, bytes).unwrap()), expected, "{bytes}");
     }
-    assert!(in_arena(ZeroStage::Auto, gradients - 1).is_err());
+    assert!(in_arena(ZeroStage::Auto, weights - 1).is_err());
     assert!(in_arena(ZeroStage::Whole, whole - 1).is_err());
 }

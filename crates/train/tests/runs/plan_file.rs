@@ -75,8 +75,8 @@ fn what_differs_is_named() {
     assert!(larger.contains("state `global_batch 2`"), "{larger}");
     let tight = refused(&model(2), &Options { memory: Some(1 << 20), ..asked.clone() }, &text);
     assert!(tight.contains("the budget is 1.00 MiB; plan again"), "{tight}");
-    let newer = refused(&model(2), &asked, &text.replace("\"plimsoll_plan\":3", "\"plimsoll_plan\":4"));
-    assert!(newer.contains("a plan of version 4, and this build reads version 3"), "{newer}");
+    let newer = refused(&model(2), &asked, &text.replace("\"plimsoll_plan\":4", "\"plimsoll_plan\":5"));
+    assert!(newer.contains("a plan of version 5, and this build reads version 4"), "{newer}");
     let mut other = planned.choice.program.clone();
     other.train.facts.alignment *= 2;
     let error = Saved::parse(&text).unwrap().for_program(other).unwrap_err();

@@ -89,9 +89,11 @@ pub(super) fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     fixed.extend(graph.outputs().iter().map(|(_, value)| graph.storage(*value)));
     for id in graph.node_ids().filter(|id| !chain.before.forward.contains(id)) {
         let read = graph.node(id).inputs.iter().map(|&value| graph.storage(value));
+        // A weight that is read again is gathered again.
         let made_before = |value: &Value| {
             let producer = graph.producer(*value);
-            producer.is_some_and(|producer| chain.before.forward.contains(&producer))
+            let made_there = |node: NodeId| !graph.gathers(node) && chain.before.forward.contains(&node);
+            producer.is_some_and(made_there)
         };
         fixed.extend(read.filter(made_before));
     }

@@ -11,7 +11,8 @@
 //! The layer's input is not counted (it belongs to the layer that keeps it), nor are state and graph inputs. A gradient
 //! that the layer both makes and uses up is counted like any value.
 //!
-//! Results of nodes that never run twice are pinned ([`Pinned`]): every option keeps them and is charged for them.
+//! Results of nodes that never run twice are pinned ([`Pinned`]): every option keeps them and is charged for them. Weights that
+//! ranks gather are the opposite: no option keeps them, and those that the backward pass reads are gathered again.
 
 use std::collections::BTreeSet;
 
@@ -312,7 +313,7 @@ fn parts(graph: &Graph, layer: &Layer, pinned: &Pinned) -> Vec<Part> {
         let run = parts.len();
         let part = |values: Vec<Value>, of_run, keepable| {
             let given = !values.is_empty() && values.iter().all(|value| pinned.contains(*value));
-            Part { node, values, of_run, keepable: keepable && !given, given }
+            Part { node, values, of_run, keepable: keepable && !given && !graph.gathers(id), given }
         };
         if groups.len() < 2 || graph.node(id).op.is_once() {
             parts.push(part(outputs.clone(), None, true));
@@ -374,9 +375,10 @@ fn values_of(parts: &[Part], keep: &[usize]) -> Vec<Value> {
     keep.iter().flat_map(|&part| parts[part].values.iter().copied()).collect()
 }
 
-/// All results of a layer's forward pass.
+/// All results of a layer's forward pass that may be kept.
 pub(crate) fn all_values(graph: &Graph, layer: &Layer) -> Vec<Value> {
-    layer.forward.iter().flat_map(|&id| graph.node(id).outputs.iter().copied()).collect()
+    let kept = layer.forward.iter().filter(|&&id| !graph.gathers(id));
+    kept.flat_map(|&id| graph.node(id).outputs.iter().copied()).collect()
 }
 
 /// Whether all contributions to a transient gradient, and so its whole life, belong to `layer`.
@@ -397,7 +399,9 @@ pub(crate) fn peaks(
 ) -> (u64, u64) {
     let sequence = recompute::part(graph, &layer.forward, &layer.backward, kept);
     let lifetimes = Lifetimes::of_part(graph, facts, scratch, &sequence);
-    let turn = layer.forward.len();
+    // A gather is two actions: it begins and is awaited.
+    let gathers = layer.forward.iter().filter(|&&id| graph.gathers(id)).count();
+    let turn = layer.forward.len() + gathers;
     // One entry per slot: the time its counted buffers span.
     let mut spans: Vec<Option<Slot>> = vec![None; lifetimes.slots.len()];
     for (buffer, slot) in lifetimes.schedule.buffers.iter().zip(&lifetimes.slot_of) {

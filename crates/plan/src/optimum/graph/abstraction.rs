@@ -9,6 +9,7 @@
 //! transient gradient               an output of its first writer, which all later writers and readers read
 //! output in place of an input      takes nothing while the node runs
 //! named output                     read by a last node, if the backward pass builds on it; else counted as always alive
+//! gather of a weight               not there: nothing is to be decided; its result is scratch of the nodes that read it
 //! ```
 //!
 //! Only bytes that every real schedule needs are counted: an op that may overwrite an input is assumed to do so,
@@ -108,7 +109,7 @@ impl Model {
 /// Nodes that run in a micro-batch, in order.
 fn micro_batch_nodes(graph: &Graph) -> impl Iterator<Item = NodeId> + use<'_> {
     let runs = |node: &Node| node.phase != Phase::Update && !node.op.is_view();
-    graph.node_ids().filter(move |&id| runs(graph.node(id)))
+    graph.node_ids().filter(move |&id| runs(graph.node(id)) && !graph.gathers(id))
 }
 
 struct Builder<'a> {
@@ -150,7 +151,7 @@ impl<'a> Builder<'a> {
             node.inputs.iter().chain(&node.outputs).filter_map(|&value| self.source(value)).collect();
         let written: Vec<(usize, Written)> = self.written(node);
         let apart = written.iter().filter(|(output, _)| !self.in_place(id, *output));
-        let running = scratch + apart.map(|(_, written)| written.bytes).sum::<u64>();
+        let running = scratch + self.gathered(node) + apart.map(|(_, written)| written.bytes).sum::<u64>();
         let mut held: Vec<Written> = written.into_iter().map(|(_, written)| written).collect();
         held.retain(|written| self.is_read(written));
         // The first of the largest.
@@ -191,6 +192,12 @@ impl<'a> Builder<'a> {
             Some((state, _)) => self.transient.get(&state).copied(),
             None => self.holder[storage.index()],
         }
+    }
+
+    /// Bytes of the weights that are gathered for a node.
+    fn gathered(&self, node: &Node) -> u64 {
+        let read: BTreeSet<Value> = node.inputs.iter().map(|&value| self.graph.storage(value)).collect();
+        read.into_iter().filter(|&value| self.graph.is_gathered(value)).map(|value| self.bytes(value)).sum()
     }
 
     fn bytes(&self, value: Value) -> u64 {
