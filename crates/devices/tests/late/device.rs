@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Facts, Schedule, Space, Tier};
+use plimsoll_plan::{Facts, Judged, Role, Runnable, Schedule, Space, Tier, runnable};
 
 /// Work that was asked for and not yet done.
 #[derive(Debug)]
@@ -30,16 +30,17 @@ struct Inner {
     device: Box<dyn Device>,
     queue: Vec<Pending>,
     observed: Vec<f32>,
-    /// The inner schedules, each bound when it was first run.
-    captured: Vec<Option<ScheduleId>>,
+    /// The inner schedules, bound when the first was run.
+    captured: Vec<ScheduleId>,
     /// Schedules as they were given.
-    known: Vec<(Graph, Schedule)>,
+    known: Vec<(Role, Graph, Schedule)>,
+    arena: u64,
 }
 
 impl Late {
     pub(crate) fn new(device: Box<dyn Device>) -> Late {
         let (queue, observed, captured, known) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Late { inner: Mutex::new(Inner { device, queue, observed, captured, known }) }
+        Late { inner: Mutex::new(Inner { device, queue, observed, captured, known, arena: 0 }) }
     }
 
     fn own(&mut self) -> &mut Inner {
@@ -68,15 +69,19 @@ impl Inner {
         Ok(())
     }
 
-    /// The inner schedule, bound when it is first needed.
+    /// The inner schedule; all are bound when one is first needed.
     fn capture(&mut self, schedule: ScheduleId) -> Result<ScheduleId, ExecError> {
-        if let Some(captured) = self.captured[schedule.0] {
-            return Ok(captured);
+        if self.captured.is_empty() {
+            let known: Vec<Judged> = self
+                .known
+                .iter()
+                .map(|(role, graph, schedule)| Judged { role: *role, graph, schedule })
+                .collect();
+            let judged = runnable(&known, self.arena).unwrap();
+            self.captured =
+                judged.iter().map(|schedule| self.device.prepare(schedule)).collect::<Result<_, _>>()?;
         }
-        let (graph, known) = &self.known[schedule.0];
-        let captured = self.device.prepare(graph, known)?;
-        self.captured[schedule.0] = Some(captured);
-        Ok(captured)
+        Ok(self.captured[schedule.0])
     }
 }
 
@@ -94,13 +99,13 @@ impl Device for Late {
         inner.queue.clear();
         inner.captured.clear();
         inner.known.clear();
+        inner.arena = space.arena;
         inner.device.reserve(space)
     }
 
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
+    fn prepare(&mut self, judged: &Runnable) -> Result<ScheduleId, ExecError> {
         let inner = self.own();
-        inner.known.push((graph.clone(), schedule.clone()));
-        inner.captured.push(None);
+        inner.known.push((judged.role(), judged.graph().clone(), judged.schedule().clone()));
         Ok(ScheduleId(inner.known.len() - 1))
     }
 

@@ -27,6 +27,13 @@ pub(crate) struct Trial<const W: usize> {
     pub(crate) peak: u64,
 }
 
+/// About as many set operations as [`lazy`] takes: each once-node looks at the once-nodes that are near and at the forward
+/// nodes that it may run.
+pub(crate) fn lazy_work<const W: usize>(graph: &SearchGraph<W>, hold: usize) -> u64 {
+    let positions = graph.once_ids.len();
+    (positions * (positions.min(hold) + graph.forward_ids.len())) as u64
+}
+
 /// The schedule for `keep`.
 pub(crate) fn lazy<const W: usize>(graph: &SearchGraph<W>, keep: &Set<W>, hold: usize) -> Trial<W> {
     let positions = graph.once_ids.len();

@@ -11,6 +11,8 @@ pub struct SearchWork {
     pub programs: u64,
     /// Runs of nodes that were looked at, once for each look: where an order is written, timed with transfers, or laid out.
     pub runs: u64,
+    /// Nodes of the largest program.
+    pub largest: u64,
 }
 
 /// A count that a searcher shares with the tables of its programs.
@@ -23,15 +25,15 @@ impl WorkCount {
         self.0.get()
     }
 
-    /// Counts a program.
-    pub(super) fn program(&self) {
-        let SearchWork { programs, runs } = self.0.get();
-        self.0.set(SearchWork { programs: programs + 1, runs });
+    /// Counts a program of this many nodes.
+    pub(super) fn program(&self, nodes: usize) {
+        let SearchWork { programs, runs, largest } = self.0.get();
+        self.0.set(SearchWork { programs: programs + 1, runs, largest: largest.max(nodes as u64) });
     }
 
     /// Counts a look at this many runs.
     pub(super) fn look(&self, looked: usize) {
-        let SearchWork { programs, runs } = self.0.get();
-        self.0.set(SearchWork { programs, runs: runs + looked as u64 });
+        let work = self.0.get();
+        self.0.set(SearchWork { runs: work.runs + looked as u64, ..work });
     }
 }

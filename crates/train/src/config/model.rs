@@ -58,6 +58,10 @@ impl Model for LanguageModel {
         let graph = self.generate.then(|| self.architecture.generation(self.positions()))?;
         Some(adapted(graph, certain.as_ref()))
     }
+
+    fn grouped_tensors(&self) -> u64 {
+        self.architecture.grouped_tensors()
+    }
 }
 
 impl LanguageModel {

@@ -11,7 +11,7 @@ use super::summary::DeviceFacts;
 use crate::config::Config;
 use crate::error::{Alternative, TrainError};
 use crate::memory::Budget;
-use crate::planning::{Programs, fits_within, forward, plan_alone};
+use crate::planning::{Programs, fits_within, forward, plan_alone, worth_planning};
 use crate::settings::RawConfig;
 
 /// A way to train.
@@ -275,6 +275,7 @@ pub fn propose_methods(error: TrainError, config: &Config, facts: DeviceFacts<'_
     if full && budget.arena() > 0 {
         let raw = config.effective();
         let proposed = METHODS.iter().filter(|method| PROPOSED.contains(&method.name));
+        let proposed = proposed.take(worth_planning(nodes(config)));
         alternatives.extend(proposed.filter_map(|method| method.proposal(&raw, config, facts, &budget)));
     }
     TrainError::Budget { budget, smallest, hints, alternatives, lacking }
@@ -291,11 +292,18 @@ impl Method {
     ) -> Option<Alternative> {
         let mut config = Config::check(&self.settings(raw)).ok()?;
         config.settle_like(opened).ok()?;
-        let fits = fits_within(&config.model, facts, &config.options, budget).ok()?;
+        if !fits_within(&config.model, facts, &config.options, budget).ok()? {
+            return None;
+        }
         let (name, trained) = (self.name, trained(&config).ok()?);
         let why = format!("{name}, which trains {trained} parameters; `plan --methods` compares them");
-        fits.then(|| Alternative { flags: self.flags(), why })
+        Some(Alternative { flags: self.flags(), why })
     }
+}
+
+/// About as many nodes as the training graph of a configuration has: four times those of its forward pass.
+fn nodes(config: &Config) -> u64 {
+    forward(&config.model, &config.options, 1).map_or(u64::MAX, |graph| 4 * graph.nodes().len() as u64)
 }
 
 /// Parameters that the configuration trains.

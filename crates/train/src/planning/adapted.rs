@@ -28,4 +28,8 @@ impl<M: Model> Model for Adapted<M> {
         let graph = self.model.generation()?;
         Some(graph.and_then(|graph| self.lora.without_dropout().adapt(&graph)))
     }
+
+    fn grouped_tensors(&self) -> u64 {
+        self.model.grouped_tensors()
+    }
 }
