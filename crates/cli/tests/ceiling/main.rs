@@ -40,7 +40,7 @@ const CEILING: u64 = (64 << 20) + (1 << 20);
 /// The most seconds of the processor that a file may take.
 const SECONDS: f64 = 20.0;
 /// A program that takes longer hangs, also on a machine that does much else.
-const PATIENCE: Duration = Duration::from_mins(2);
+const PATIENCE: Duration = Duration::from_mins(5);
 /// Limits of the system around a program, should it escape all of its own: seconds of the processor, bytes of addresses.
 const OUTER: [(libc::__rlimit_resource_t, u64); 2] = [(libc::RLIMIT_CPU, 60), (libc::RLIMIT_AS, 32 << 30)];
 

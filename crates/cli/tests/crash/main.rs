@@ -3,7 +3,8 @@
 //! leaves no litter.
 //!
 //! Here the points are few. `scripts/crash` asks for more, up to every call, through `PLIMSOLL_CRASH_POINTS` (points of each
-//! phase) and `PLIMSOLL_CRASH_SEED` (where they begin, and what a power cut leaves).
+//! phase), `PLIMSOLL_CRASH_SEED` (where they begin, and what a power cut leaves) and `PLIMSOLL_CRASH_RANDOM` (points are drawn and
+//! not spread).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -126,11 +127,16 @@ impl Undisturbed {
         }
     }
 
-    /// Points spread over the calls of a phase, the same in every run.
-    fn points(&self, phase: Phase, most: u64) -> impl Iterator<Item = u64> {
-        let calls = self.calls[Phase::ALL.iter().position(|known| *known == phase).unwrap()];
+    /// Points spread over the calls of a phase, or drawn from them; the same in every run of one seed.
+    fn points(&self, phase: Phase, most: u64) -> Vec<u64> {
+        let place = Phase::ALL.iter().position(|known| *known == phase).unwrap();
+        let calls = self.calls[place];
+        if number("PLIMSOLL_CRASH_RANDOM").is_some() {
+            let mut random = Random(seed() + place as u64);
+            return (0..most).map(|_| 1 + random.below(calls)).collect();
+        }
         let stride = (calls / most).max(1);
-        (1 + seed() % stride..=calls).step_by(stride as usize)
+        (1 + seed() % stride..=calls).step_by(stride as usize).collect()
     }
 }
 
@@ -213,7 +219,7 @@ fn kill(scenario: Scenario, phases: &[Phase], few: u64) {
 fn fail(scenario: Scenario, phases: &[Phase], few: u64) {
     let Some(undisturbed) = Undisturbed::new(scenario) else { return };
     for &phase in phases {
-        for (count, point) in undisturbed.points(phase, most(few)).enumerate() {
+        for (count, point) in undisturbed.points(phase, most(few)).into_iter().enumerate() {
             let home = undisturbed.before(phase);
             let strike = match count % 2 {
                 0 => Strike::Fail(point, EIO),

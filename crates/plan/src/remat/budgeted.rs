@@ -111,7 +111,8 @@ impl Budgeted {
         // Where little is recomputed, the frontier of this very budget is the better guide: the fullest sets first.
         if limit < MUCH * graph.cost.iter().sum::<f64>() {
             for label in turn_labels(graph, memory, LABELS, &Work::endless()).iter().rev().take(TRIED) {
-                let trial = lazy(graph, &label.keep.iter().copied().collect(), usize::MAX);
+                let keep = label.keep.iter().copied().collect();
+                let trial = lazy(graph, &keep, usize::MAX, &Work::endless());
                 let fits = trial.peak <= memory;
                 trials.push(trial);
                 if fits {

@@ -107,7 +107,8 @@ pub(crate) fn frontier_within(
             continue;
         }
         let labels: usize = states.values().map(Vec::len).sum();
-        work.spend((labels + states.len() * op.deps.len()) as u64);
+        // A state is copied, and has a bit for each operation.
+        work.spend((labels + states.len() * (op.deps.len() + ops.len() / 64)) as u64);
         if work.is_done() {
             return None;
         }

@@ -90,7 +90,7 @@ impl Ladder {
         for rung in self.below(memory) {
             let Best { found, lower, .. } = own.take().unwrap_or_else(|| solver.best(rung, effort));
             cheapest = cheaper(cheapest, found);
-            if solver.limit(cheapest.as_ref()) <= lower || solver.work.is_done() && cheapest.is_some() {
+            if solver.limit(cheapest.as_ref()) <= lower || solver.work.is_done() {
                 return cheapest;
             }
         }
@@ -107,7 +107,7 @@ impl Ladder {
             return (self.least, Some(found));
         }
         let (mut below, mut smallest, mut found) = (self.least, self.peak, None);
-        while smallest - below > 1 + smallest / PRECISION {
+        while smallest - below > 1 + smallest / PRECISION && !solver.work.is_done() {
             let middle = below + (smallest - below) / 2;
             match solver.any(middle) {
                 Some(fitting) => (smallest, found) = (middle, Some(fitting)),

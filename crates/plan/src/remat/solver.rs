@@ -11,7 +11,7 @@
 use super::Dag;
 use super::bound::{Bound, BoundEffort, bound, turn_labels};
 use super::labels::Label;
-use super::lazy::{Action, Path, Trial, lazy, lazy_work};
+use super::lazy::{Action, Path, Trial, lazy};
 use super::search::{Found, Search, Seed, Width};
 use super::search_graph::{Oddities, SearchGraph};
 use super::set::Set;
@@ -38,7 +38,7 @@ pub struct DagEffort {
 
 impl Default for DagEffort {
     fn default() -> DagEffort {
-        let (work, total) = (12_000_000, 300_000_000);
+        let (work, total) = (12_000_000, 400_000_000);
         DagEffort { labels: 4000, pairs: 600, trials: 200, beam: 256, work, total }
     }
 }
@@ -217,8 +217,7 @@ impl<'a, const W: usize> Solver<'a, W> {
             }
             let keep: Set<W> = label.keep.iter().copied().collect();
             for hold in [usize::MAX, 3, 1] {
-                let trial = lazy(&self.graph, &keep, hold);
-                self.work.spend(lazy_work(&self.graph, hold));
+                let trial = lazy(&self.graph, &keep, hold, &self.work);
                 if hold == usize::MAX {
                     seeds.extend(self.seed(&trial, memory));
                 }
