@@ -20,7 +20,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use plimsoll::Planned;
-use plimsoll::training::files::temporary_file;
+use plimsoll::training::files::{clear_temporaries, temporary_file};
 
 use crate::exit::Failure;
 use crate::heartbeat;
@@ -33,6 +33,11 @@ const TOKENISED: &str = "PLIMSOLL_TOKENISED";
 const MEASURED: &str = "PLIMSOLL_MEASURED";
 /// Set in a process that was started anew with a plan: the path of its file.
 const PLANNED: &str = "PLIMSOLL_PLANNED";
+
+/// Beginning and end of the name of a plan that is handed on.
+const PLAN_FILE: (&str, &str) = ("plimsoll-plan-", ".json");
+/// A plan is read within seconds after it was written; one of this age was left by a process that was killed.
+const LEFT: Duration = Duration::from_hours(1);
 
 /// Starts anew after tokenising, once. Nothing may have been written before that would disturb a second start. If that
 /// is impossible, the run continues: it keeps its budget, and may be planned differently the next time.
@@ -50,6 +55,13 @@ pub(crate) fn after_measuring() {
     }
 }
 
+/// Removes plans of processes that were killed before they read them.
+pub(crate) fn clear_left_plans() {
+    if is_first() {
+        clear_temporaries(&env::temp_dir(), PLAN_FILE, LEFT);
+    }
+}
+
 /// Starts anew with `planned` if searching for it took memory that the budget does not have, or that the run would
 /// still hold.
 pub(crate) fn with_plan(planned: &Planned) -> Result<(), Failure> {
@@ -57,7 +69,7 @@ pub(crate) fn with_plan(planned: &Planned) -> Result<(), Failure> {
         return Ok(());
     }
     // If no file can be written or no process started, the run continues and reports its memory at the end.
-    if let Ok((mut file, path)) = temporary_file(&env::temp_dir(), ("plimsoll-plan-", ".json"), 0o600) {
+    if let Ok((mut file, path)) = temporary_file(&env::temp_dir(), PLAN_FILE, 0o600) {
         if file.write_all(planned.to_file().as_bytes()).is_ok() {
             start_anew(PLANNED, path.as_os_str());
         }

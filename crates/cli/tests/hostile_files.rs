@@ -1,8 +1,9 @@
 //! Files that lead elsewhere: links in a model's folder, and links put where temporary files go.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::symlink;
+use std::time::SystemTime;
 
 mod support;
 use support::{Home, SMALL, texts};
@@ -125,6 +126,9 @@ fn a_plan_is_handed_on_under_a_name_that_nobody_foresees() {
     let child = command.spawn().unwrap();
     let link = home.path(&format!("tmp/plimsoll-{0}.json.{0}.part", child.id()));
     symlink(home.path("secret"), &link).unwrap();
+    // A process that was killed long ago left its plan.
+    let old = File::create(home.path("tmp/plimsoll-plan-0123456789abcdef.json")).unwrap();
+    old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", texts(&output).1);
     assert_eq!(home.read("secret"), SECRET.as_bytes());

@@ -16,7 +16,7 @@ use plimsoll_exec::conformance::judge;
 use plimsoll_exec::{Data, Device, Draw, Engine, ExecError, LIMIT, MemoryPool, cases, init, thread_ranks};
 use plimsoll_graph::op::{Collective, Mask, Sorting};
 use plimsoll_graph::{DType, Graph, GraphError, Init, Op, Value};
-use plimsoll_plan::{Costed, Program, Role, Scratch, Space, Strategy, plan};
+use plimsoll_plan::{Costed, Judged, Program, Role, Scratch, Space, Strategy, plan, runnable};
 
 fn main() -> Result<(), ExecError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -262,7 +262,10 @@ fn median_seconds(
         .map_err(|error| ExecError::Mismatch(error.to_string()))?;
     let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
     device.reserve(Space { arena: plan.arena_bytes, ..Space::default() })?;
-    let id = device.prepare(graph, schedule)?;
+    let judged = Judged { role: Role::Further, graph, schedule };
+    let judged =
+        runnable(&[judged], plan.arena_bytes).map_err(|(_, error)| ExecError::Mismatch(error.to_string()))?;
+    let id = device.prepare(&judged[0])?;
     device.map()?;
     for &input in graph.inputs() {
         let (name, ty) = (&graph.value(input).name, graph.ty(input));

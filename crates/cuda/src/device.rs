@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plimsoll_exec::random::name_hash;
-use plimsoll_exec::{Communicator, Device, Draw, ExecError, MemoryPool, ScheduleId, Timings, no_schedule};
+use plimsoll_exec::{
+    Communicator, Device, Draw, ExecError, MemoryPool, ScheduleId, Timings, no_schedule, unsuitable,
+};
 use plimsoll_graph::{DType, Graph, Init, Type};
-use plimsoll_plan::{Facts, Schedule, Space};
+use plimsoll_plan::{Facts, Runnable, Schedule, Space};
 
 use crate::counting::Readings;
 use crate::documents::{DocumentTables, TableKey};
@@ -350,7 +352,9 @@ impl Device for CudaDevice {
         Ok(())
     }
 
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
+    fn prepare(&mut self, judged: &Runnable) -> Result<ScheduleId, ExecError> {
+        let (graph, schedule) = (judged.graph(), judged.schedule());
+        judged.suits(&self.facts(graph)).map_err(|fault| unsuitable(judged, &fault))?;
         if schedule.peak() > self.arena_bytes {
             return Err(ExecError::Mismatch(format!(
                 "the schedule reaches byte {} of an arena of {}",

@@ -5,7 +5,7 @@
 //! the code that trains.
 
 use plimsoll_graph::{Graph, StateKind, Value};
-use plimsoll_plan::{Costed, Program, Role, Schedule, Scratch, Space, Strategy, plan};
+use plimsoll_plan::{Costed, Judged, Program, Role, Schedule, Scratch, Space, Strategy, plan, runnable};
 
 use crate::cases::Case;
 use crate::device::{Device, ScheduleId};
@@ -28,7 +28,8 @@ fn run(device: &mut dyn Device, case: &Case, scratch: Scratch) -> Result<Vec<Ten
     let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
     let plan = plan(&program, Strategy::None, scratch).map_err(|error| error.to_string())?;
     let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
-    let id = ready(device, graph, schedule, plan.arena_bytes).map_err(|error| error.to_string())?;
+    let judged = Judged { role: Role::Further, graph, schedule };
+    let id = ready(device, judged, plan.arena_bytes).map_err(|error| error.to_string())?;
     let given = inputs.iter().copied().zip(case.tensors()).chain(outputs.iter().copied().zip(case.outputs()));
     for (value, tensor) in given {
         let offset = offset(graph, schedule, value)?;
@@ -51,14 +52,10 @@ fn run(device: &mut dyn Device, case: &Case, scratch: Scratch) -> Result<Vec<Ten
 }
 
 /// The device with an arena and one schedule.
-fn ready(
-    device: &mut dyn Device,
-    graph: &Graph,
-    schedule: &Schedule,
-    arena: u64,
-) -> Result<ScheduleId, ExecError> {
+fn ready(device: &mut dyn Device, judged: Judged, arena: u64) -> Result<ScheduleId, ExecError> {
     device.reserve(Space { arena, ..Space::default() })?;
-    let id = device.prepare(graph, schedule)?;
+    let judged = runnable(&[judged], arena).map_err(|(_, error)| ExecError::Mismatch(error.to_string()))?;
+    let id = device.prepare(&judged[0])?;
     device.warm_up()?;
     device.map()?;
     Ok(id)

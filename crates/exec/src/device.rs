@@ -21,7 +21,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use plimsoll_graph::{Graph, Init, Type};
-use plimsoll_plan::{Facts, Schedule, Space, Tier};
+use plimsoll_plan::{Facts, ReplayError, Runnable, Space, Tier};
 
 use crate::ExecError;
 use crate::instructions::Instructions;
@@ -144,12 +144,14 @@ pub trait Device: Send + Debug {
     /// When the addresses or the room cannot be had.
     fn reserve(&mut self, space: Space) -> Result<(), ExecError>;
 
-    /// Prepares a schedule: binds operands to addresses, so that running it looks nothing up and allocates nothing.
+    /// Prepares a schedule: binds operands to addresses, so that running it looks nothing up and allocates nothing. What
+    /// the judge left to the device, alignment and scratch, is checked with its own [`facts`](Self::facts), since those
+    /// that the plan was made with may be anybody's.
     ///
     /// # Errors
     ///
-    /// When the device has no kernel for one of its nodes or no such tier.
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError>;
+    /// When the device has no kernel for one of its nodes or no such tier, or the schedule does not suit it.
+    fn prepare(&mut self, schedule: &Runnable) -> Result<ScheduleId, ExecError>;
 
     /// Takes all memory beside the arena that running the prepared schedules will need.
     ///
@@ -204,7 +206,7 @@ pub trait Device: Send + Debug {
     }
 
     /// Writes bytes of an input of the schedule that is run next. Transfers that the last schedule left open continue
-    /// meanwhile: the judge has checked that they lie elsewhere.
+    /// meanwhile where they move other bytes, and the judge has checked that those of a run do.
     ///
     /// # Errors
     ///
@@ -214,7 +216,7 @@ pub trait Device: Send + Debug {
     }
 
     /// Reads bytes of an output of the schedule that ran last, after all its runs. Transfers that it left open continue
-    /// meanwhile.
+    /// meanwhile where they bring in other bytes.
     ///
     /// # Errors
     ///
@@ -299,6 +301,12 @@ pub trait Device: Send + Debug {
 /// The error of a device that has no such tier, or has taken no room in it.
 pub(crate) fn no_tier(device: &str, tier: Tier) -> ExecError {
     ExecError::Unsupported(format!("{device} keeps nothing in the tier `{}`", tier.name()))
+}
+
+/// The error of a device that a schedule does not suit.
+pub fn unsuitable(schedule: &Runnable, fault: &ReplayError) -> ExecError {
+    let name = schedule.role().name();
+    ExecError::Mismatch(format!("schedule `{name}` was planned for another device: {fault}"))
 }
 
 /// The error of a device that has not prepared such a schedule.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_graph::{DType, Graph, Shape, State, Type, Value};
-use plimsoll_plan::{Action, Judged, Plan, Program, Role, Schedule, Space, replay_all};
+use plimsoll_plan::{Action, Judged, Plan, Program, Role, Schedule, Space, runnable};
 
 use crate::device::{Device, MemoryPool, ScheduleId};
 use crate::elements::{Data, Place, read_output, write_input};
@@ -75,13 +75,13 @@ impl Engine {
     pub fn prepare(mut device: Box<dyn Device>, program: &Program, plan: &Plan) -> Result<Engine, ExecError> {
         device.reserve(Space::of(plan.arena_bytes, plan.schedules.values()))?;
         let judged = judged(program, plan)?;
-        replay_all(&judged, plan.arena_bytes).map_err(|(role, error)| {
+        let judged = runnable(&judged, plan.arena_bytes).map_err(|(role, error)| {
             ExecError::Mismatch(format!("schedule `{}` must not run: {error}", role.name()))
         })?;
         let mut schedules = BTreeMap::new();
-        for Judged { role, graph, schedule } in judged {
-            let id = device.prepare(graph, schedule)?;
-            schedules.insert(role, Ready::new(graph, schedule, id));
+        for schedule in judged {
+            let id = device.prepare(&schedule)?;
+            schedules.insert(schedule.role(), Ready::new(schedule.graph(), schedule.schedule(), id));
         }
         device.warm_up()?;
         let states: BTreeMap<String, Place> = (plan.states.iter())

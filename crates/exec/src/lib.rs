@@ -29,7 +29,7 @@ mod timings;
 
 pub use arena::Arena;
 pub use cpu::{CpuDevice, DiskSpeed, measure_disk};
-pub use device::{Device, Draw, MemoryPool, ProbeSize, Probing, ScheduleId, no_schedule};
+pub use device::{Device, Draw, MemoryPool, ProbeSize, Probing, ScheduleId, no_schedule, unsuitable};
 pub use elements::{Data, decode_numbers};
 pub use engine::Engine;
 pub use error::ExecError;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use plimsoll_exec::{CpuDevice, Device, Engine, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Facts, Role, Schedule, Space, Tier};
+use plimsoll_plan::{Facts, Role, Runnable, Space, Tier};
 
 #[path = "support/streaming.rs"]
 mod streaming;
@@ -39,9 +39,9 @@ impl Device for Listening {
         self.device.reserve(space)
     }
 
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
-        self.names.push(schedule.name.clone());
-        self.device.prepare(graph, schedule)
+    fn prepare(&mut self, schedule: &Runnable) -> Result<ScheduleId, ExecError> {
+        self.names.push(schedule.schedule().name.clone());
+        self.device.prepare(schedule)
     }
 
     fn map(&mut self) -> Result<(), ExecError> {

@@ -29,7 +29,8 @@ pub fn quantise(
     form: Quantised,
     to: DType,
 ) -> Result<Graph, GraphError> {
-    let found = weights.iter().map(|name| Weight::find(&graph, name, form));
+    let readers = readers(&graph, weights);
+    let found = weights.iter().map(|name| Weight::find(&graph, name, form, &readers));
     let found: BTreeMap<Value, Weight> =
         found.map(|weight| weight.map(|weight| (weight.value, weight))).collect::<Result<_, _>>()?;
     let (splice, nodes) = Splice::of(graph);
@@ -43,6 +44,20 @@ pub fn quantise(
     pass.splice.finish()
 }
 
+/// The nodes that read each of the parameters called `weights`, found in one walk: there may be thousands of both.
+fn readers<'a>(graph: &'a Graph, weights: &BTreeSet<String>) -> BTreeMap<Value, Vec<&'a Node>> {
+    let values = weights.iter().filter_map(|name| graph.state_named(name)).map(|state| graph.newest(state));
+    let mut readers: BTreeMap<Value, Vec<&Node>> = values.map(|value| (value, Vec::new())).collect();
+    for node in graph.nodes() {
+        for input in &node.inputs {
+            if let Some(of) = readers.get_mut(input) {
+                of.push(node);
+            }
+        }
+    }
+    readers
+}
+
 /// A weight before it is quantised.
 struct Weight {
     value: Value,
@@ -52,7 +67,12 @@ struct Weight {
 }
 
 impl Weight {
-    fn find(graph: &Graph, name: &str, form: Quantised) -> Result<Weight, GraphError> {
+    fn find(
+        graph: &Graph,
+        name: &str,
+        form: Quantised,
+        readers: &BTreeMap<Value, Vec<&Node>>,
+    ) -> Result<Weight, GraphError> {
         let state = graph.state_named(name).ok_or_else(|| refuse(name, "is not there"))?;
         let info = graph.state(state);
         let trained = graph.state_named(&crate::gradient_name(name)).is_some();
@@ -63,9 +83,8 @@ impl Weight {
         let &[first, second] = &info.ty.shape[..] else {
             return Err(refuse(name, &format!("is {}, and only matrices are quantised", info.ty)));
         };
-        let readers = graph.nodes().iter().filter(|node| node.inputs.contains(&value));
         let mut orders = BTreeSet::new();
-        for node in readers {
+        for node in readers.get(&value).into_iter().flatten() {
             orders.insert(stored_transposed(node, value).ok_or_else(|| {
                 let why =
                     format!("is read by `{}`; only weights of linear layers are quantised", node.op.name());

@@ -87,6 +87,17 @@ impl Architecture {
         }
     }
 
+    /// Tensors that lie with others in one range of state, each under a name of its own: those of experts. A graph holds
+    /// their names, so this is known before one is built.
+    pub fn grouped_tensors(&self) -> u64 {
+        match self {
+            Architecture::Llama(model) => {
+                model.mixture.as_ref().map_or(0, |mixture| mixture.tensors(model.layers))
+            }
+            Architecture::Gpt2(_) | Architecture::Bert(_) => 0,
+        }
+    }
+
     /// The same model with another number of layers.
     #[must_use]
     pub fn with_layers(mut self, count: usize) -> Architecture {

@@ -143,6 +143,12 @@ impl Mixture {
         !self.dense_layers.contains(&layer) && (layer + 1).is_multiple_of(self.sparse_step.max(1))
     }
 
+    /// Named tensors of the experts of a model with so many layers: gate, up and down of each.
+    pub(crate) fn tensors(&self, layers: usize) -> u64 {
+        let sparse = (0..layers).filter(|&layer| self.is_sparse(layer)).count();
+        (3 * self.experts as u64).saturating_mul(sparse as u64)
+    }
+
     /// Checks the numbers of the configuration.
     pub(crate) fn check(&self, seq: usize) -> Result<(), GraphError> {
         let Mixture { experts, chosen, ffn, .. } = *self;

@@ -50,7 +50,7 @@ pub use report::{
 };
 pub use schedule::{
     Action, Away, Buffer, BufferId, Contents, Copy, End, Exchange, Fault, Judged, RanksDiffer, ReplayError,
-    Schedule, Space, exchanges, replay, replay_all, replay_ranks,
+    Runnable, Schedule, Space, exchanges, replay, replay_all, replay_ranks, runnable,
 };
 pub use search::{
     Choice, Point, Request, SearchError, SearchWork, Searcher, Tried, curve, faster, largest, search, spread,

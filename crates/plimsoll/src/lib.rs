@@ -96,10 +96,10 @@ pub mod planning {
         Action, Away, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
         CsvFault, Direction, Draft, Effort, End, Exchange, ExpertReport, Facts, Fault, GradientReport,
         Judged, Lane, LayerReport, Layout, Link, NodeFacts, PlanError, Point, Purpose, RankLink, RankLinks,
-        RanksDiffer, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space,
-        Span, StateRange, Table, Tier, Tiered, Traffic, Tried, Workspace, compare, curve, exchanges, experts,
-        faster, gradients, largest, layout, plan, replay, replay_all, replay_ranks, report, search, solve,
-        spans, spread, timeline, traffic, try_all, unbudgeted, wire_bytes,
+        RanksDiffer, ReplayError, Report, Request, Runnable, Schedule, Scratch, SearchError, Searcher, Slot,
+        Space, Span, StateRange, Table, Tier, Tiered, Traffic, Tried, Workspace, compare, curve, exchanges,
+        experts, faster, gradients, largest, layout, plan, replay, replay_all, replay_ranks, report,
+        runnable, search, solve, spans, spread, timeline, traffic, try_all, unbudgeted, wire_bytes,
     };
 
     /// The planner for abstract graphs, which knows nothing of tensors and devices.
@@ -149,8 +149,8 @@ pub mod training {
         pub use plimsoll_train::files::{
             Checksum, Dtype, FileError, LARGE, Loaded, ModelFolder, ModelFormat, SMALL, StoredName,
             StoredTensor, TensorFile, TensorSpec, TensorWriter, WeightError, WholeState, check_writable,
-            create_folder, load_weights, read_any_text, read_whole, save_weights, temporary_file,
-            write_whole,
+            clear_temporaries, create_folder, load_weights, read_any_text, read_whole, save_weights,
+            temporary_file, write_whole,
         };
     }
 

@@ -128,6 +128,18 @@ fn silence_ends_after_its_limit_and_the_download_goes_on_later() {
 }
 
 #[test]
+fn a_file_that_trickles_is_given_up_and_kept() {
+    let home = Home::new();
+    let server = changed(|request, reply| Reply { trickles: gets_weights(request), ..reply });
+    let mut hub = home.hub(&server);
+    (hub.limits.least, hub.limits.window) = (10_000, Duration::from_millis(200));
+    home.fails(&hub, "bytes came in 200ms; what came so far is kept");
+    let asked: Vec<_> = server.requests().into_iter().filter(gets_weights).collect();
+    assert_eq!(asked.len(), 6, "one try and five more");
+    assert!(fs::metadata(home.blobs().join(&home.partials()[0])).unwrap().len() > 0);
+}
+
+#[test]
 fn a_body_that_is_always_cut_off_is_given_up_and_kept() {
     let home = Home::new();
     let server = changed(|request, reply| Reply { cut: gets_weights(request).then_some(10), ..reply });

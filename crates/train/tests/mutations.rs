@@ -350,7 +350,8 @@ fn graphs_to_plan() {
     let original = json!({ "nodes": nodes, "links": links }).to_string().into_bytes();
     strike("graph", &[original], |bytes| {
         let dag = remat::parse(&String::from_utf8_lossy(bytes)).map_err(|fault| fault.to_string())?;
-        let effort = remat::DagEffort { labels: 50, pairs: 10, trials: 5, beam: 4, work: 100_000 };
+        let effort =
+            remat::DagEffort { labels: 50, pairs: 10, trials: 5, beam: 4, work: 100_000, total: 2_000_000 };
         for memory in [1, 1100, u64::MAX] {
             // Whether a plan is found is not the question.
             let _ = remat::plan_dag(&dag, memory, effort);

@@ -51,7 +51,7 @@ fn refusal(budget: u64, error: &Unplannable) -> TrainError {
         Unplannable::NotFound { smallest, least } => format!(
             "no schedule was found that fits into {budget}B; the smallest budget known to work is `--memory {smallest}B`, and below {least}B there is none"
         ),
-        Unplannable::TooLarge { .. } => error.to_string(),
+        Unplannable::TooMany { .. } | Unplannable::TooLarge { .. } => error.to_string(),
     })
 }
 

@@ -52,13 +52,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             // Memory is measured at the same point as in a run: after a program was built, and before planning takes
             // more.
             check_room_to_plan(&config.model, &*device, &config.options)?;
-            let actions = Budget::actions_of(&of(&config)?);
+            let beside = Budget::bytes_beside(&of(&config)?);
             let whole = config.options.budget_on(&*device)?;
             // Other settings have other programs.
             let others = args.max.is_some() || args.methods;
             let budget = |config: &Config| {
-                let actions = if others { Budget::actions_of(&of(config)?) } else { actions };
-                Ok(whole.beside_actions(actions))
+                Ok(whole.beside_bytes(if others { Budget::bytes_beside(&of(config)?) } else { beside }))
             };
             answer(args, config.clone(), steps, &name, &|graph| device.facts(graph), &budget)?
         }

@@ -40,6 +40,7 @@ fn run_first(args: &TrainArgs, launch: Option<Launch>) -> Result<(), Failure> {
     if args.stop_after == Some(0) {
         return Err(TrainError::Config("--stop-after must be at least 1".into()).into());
     }
+    reexec::clear_left_plans();
     let watching = Watching::default();
     let made = watching.made();
     let made_too = Arc::clone(&made);

@@ -21,7 +21,7 @@ fn with_layers(layers: usize) -> Home {
 fn a_chain_of_300_layers_is_planned_inside_the_budget_it_is_planned_for() {
     let home = with_layers(300);
     let shape = "--config long.json --seq-len 32 --global-batch 4 --threads 2";
-    let Ended { code, said, peak } = run(&home, &format!("plan {shape} --memory 310MiB"));
+    let Ended { code, said, peak, .. } = run(&home, &format!("plan {shape} --memory 310MiB"));
     assert_eq!(code, Some(0), "{said}");
     assert!(peak <= 310 << 20, "planning reached {} MiB of 310", peak >> 20);
 }
@@ -30,7 +30,7 @@ fn a_chain_of_300_layers_is_planned_inside_the_budget_it_is_planned_for() {
 fn a_chain_that_does_not_fit_is_refused_inside_the_budget() {
     let home = with_layers(300);
     let shape = "--config long.json --seq-len 32 --global-batch 4 --threads 2";
-    let Ended { code, said, peak } = run(&home, &format!("plan {shape} --memory 68MiB"));
+    let Ended { code, said, peak, .. } = run(&home, &format!("plan {shape} --memory 68MiB"));
     assert!(code == Some(2) && said.contains("the smallest plan needs"), "{code:?} {said}");
     assert!(peak <= 68 << 20, "the refusal reached {} MiB of 68", peak >> 20);
 }
@@ -46,7 +46,7 @@ fn beside_a_disk(layers: usize) {
     let shape = "--config long.json --seq-len 32 --global-batch 8 --threads 2 --offload disk";
     let codes = [Some(0), Some(2)];
     for (budget, expected) in budgets(layers as u64).into_iter().zip(codes) {
-        let Ended { code, said, peak } = run(&home, &format!("plan {shape} --memory {budget}MiB"));
+        let Ended { code, said, peak, .. } = run(&home, &format!("plan {shape} --memory {budget}MiB"));
         assert_eq!(code, expected, "{layers} layers in {budget} MiB: {said}");
         assert!(peak <= budget << 20, "{layers} layers reached {} MiB of {budget}: {said}", peak >> 20);
     }
@@ -77,7 +77,7 @@ fn a_budget_too_small_to_search_in_is_refused_with_one_in_which_a_search_can_be_
     let home = with_layers(1000);
     for command in ["plan", "train --max-steps 1 --synthetic --report-to none --output-dir out"] {
         let shape = "--config long.json --seq-len 32 --global-batch 8 --threads 2 --memory 68MiB";
-        let Ended { code, said, peak } = run(&home, &format!("{command} {shape}"));
+        let Ended { code, said, peak, .. } = run(&home, &format!("{command} {shape}"));
         assert!(code == Some(2) && said.contains("state --memory "), "{code:?} {said}");
         assert!(peak <= 68 << 20, "the refusal reached {} MiB of 68", peak >> 20);
     }

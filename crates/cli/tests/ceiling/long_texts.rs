@@ -28,7 +28,7 @@ fn named_budget_is_enough(home: &Home, command: &str, file: &str, small: u64, mo
     assert!(refused.peak <= (small + 1) << 20, "{file}: {} KiB", refused.peak >> 10);
     let least = named(&refused.said);
     assert!((small + 1..=most).contains(&least), "{file}: {}", refused.said);
-    let Ended { code, said, peak } = run(home, &format!("{command} --memory {least}MiB"));
+    let Ended { code, said, peak, .. } = run(home, &format!("{command} --memory {least}MiB"));
     assert!(code == Some(0) && peak <= least << 20, "{file} at {least} MiB: {} KiB {said}", peak >> 10);
 }
 
@@ -37,7 +37,7 @@ fn a_line_of_21_mib_trains_in_500_mib_and_in_the_least_budget_that_is_named() {
     let home = Home::new();
     let prose = "The harbour lay still, and the boats waited for the evening tide.\\n";
     in_json(&home, "long.jsonl", "{\"text\": \"", prose, 21 << 20, "\"}");
-    let Ended { code, said, peak } =
+    let Ended { code, said, peak, .. } =
         run(&home, &format!("{TRAIN} long.jsonl --output-dir out --memory 500MiB"));
     assert!(code == Some(0) && peak < 200 << 20, "{} KiB {said}", peak >> 10);
     fs::remove_dir_all(home.path("cache")).unwrap();

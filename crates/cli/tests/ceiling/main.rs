@@ -2,7 +2,8 @@
 //!
 //! Every file here was made to take far more memory, depth or time than its size lets one expect. The program is run with
 //! a budget of 64 MiB, and the most it ever held is read from the kernel when it has ended. That figure begins with what
-//! the process holds that starts it, so it is started by a process of its own, which is small.
+//! the process holds that starts it, so it is started by a process of its own, which is small. That one also ends the
+//! program where it hangs.
 #![allow(
     clippy::unwrap_used,
     unsafe_code,
@@ -12,18 +13,23 @@
 use std::env;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 mod data;
+mod graphs;
 mod long_chains;
 mod long_texts;
+mod mixtures;
 mod models;
 #[path = "../support/mod.rs"]
 mod support;
+mod templates;
 mod tokenizers;
 
 use support::Home;
@@ -31,15 +37,23 @@ use support::Home;
 /// The budget of every run, and what its peak may lie above it: a page or two that were touched between two looks.
 const BUDGET: &str = "--memory 64MiB";
 const CEILING: u64 = (64 << 20) + (1 << 20);
+/// The most seconds of the processor that a file may take.
+const SECONDS: f64 = 20.0;
+/// A program that takes longer hangs, also on a machine that does much else.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// Limits of the system around a program, should it escape all of its own: seconds of the processor, bytes of addresses.
+const OUTER: [(libc::__rlimit_resource_t, u64); 2] = [(libc::RLIMIT_CPU, 60), (libc::RLIMIT_AS, 32 << 30)];
 
 const TRAIN: &str = "train --model model --data text.txt --max-steps 1 --seq-len 16 --global-batch 4 --threads 2 --report-to none";
 const GENERATE: &str = "generate --model model --prompt aaaaaaaaaaaaaaaa --max-new-tokens 2 --threads 1";
 
-/// How a process ended: its exit code, what it wrote to standard error, and the most bytes it held.
+/// How a process ended: its exit code, what it wrote to standard error, the most bytes it held, and the seconds of the
+/// processor that it took.
 struct Ended {
     code: Option<i32>,
     said: String,
     peak: u64,
+    seconds: f64,
 }
 
 fn run(home: &Home, arguments: &str) -> Ended {
@@ -50,10 +64,13 @@ fn run(home: &Home, arguments: &str) -> Ended {
     let output = starter.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let ended: Value = serde_json::from_slice(&fs::read(peak).unwrap()).unwrap();
+    let said = String::from_utf8_lossy(&fs::read(said).unwrap()).into_owned();
+    assert!(ended["hung"] == false, "{arguments}: took longer than {PATIENCE:?}: {said:.2000}");
     Ended {
         code: ended["code"].as_i64().map(|code| code as i32),
-        said: String::from_utf8_lossy(&fs::read(said).unwrap()).into_owned(),
+        said,
         peak: ended["peak"].as_u64().unwrap(),
+        seconds: ended["seconds"].as_f64().unwrap(),
     }
 }
 
@@ -64,15 +81,45 @@ fn starts_the_program() {
     let program = env::var("CEILING_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_plimsoll").to_owned());
     let mut command = Command::new(program);
     command.args(arguments.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::null());
+    // SAFETY: between fork and exec it calls nothing but setrlimit.
+    unsafe { command.pre_exec(limit) };
     #[allow(clippy::zombie_processes, reason = "wait4 waits for it, and tells its peak")]
     let child = command.stderr(File::create("said").unwrap()).spawn().unwrap();
+    let (status, usage, hung) = waited_for(child.id() as libc::pid_t);
+    let code = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    let seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime);
+    let ended = json!({ "code": code, "peak": usage.ru_maxrss * 1024, "seconds": seconds, "hung": hung });
+    fs::write("peak", ended.to_string()).unwrap();
+}
+
+/// Takes on the outer limits, in the process that becomes the program.
+fn limit() -> std::io::Result<()> {
+    for (resource, most) in OUTER {
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: the limit lives here.
+        if unsafe { libc::setrlimit(resource, &raw const limit) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// The status and usage of a child that has ended, and whether it had to be killed.
+fn waited_for(pid: libc::pid_t) -> (libc::c_int, libc::rusage, bool) {
     // SAFETY: a plain record of numbers, for which zeros are a value.
     let (mut status, mut usage) = (0, unsafe { std::mem::zeroed::<libc::rusage>() });
-    let pid = child.id() as libc::pid_t;
+    let (end, mut hung) = (Instant::now() + PATIENCE, false);
     // SAFETY: both out-parameters live here.
-    assert_eq!(unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) }, pid);
-    let code = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
-    fs::write("peak", json!({ "code": code, "peak": usage.ru_maxrss * 1024 }).to_string()).unwrap();
+    while unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut usage) } != pid {
+        if Instant::now() > end && !hung {
+            hung = true;
+            // SAFETY: the child has not been waited for, so the number is still its own.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    (status, usage, hung)
 }
 
 /// The program refuses a file: one line that names it, the exit code of a user's mistake, and no more memory than stated.
@@ -82,21 +129,23 @@ fn refused(home: &Home, what: &str, arguments: &str, file: &str) {
 
 /// As [`refused`], of a command that may have a budget or none.
 fn refused_within(home: &Home, what: &str, arguments: &str, file: &str) {
-    let Ended { code, said, peak } = run(home, arguments);
+    let Ended { code, said, peak, seconds } = run(home, arguments);
     let begins = said.starts_with("error: ") && said.contains(file);
     assert!(begins && said.lines().count() == 1 && said.len() < 1500, "{what}: {arguments}: {said:.2000}");
     assert!(!said.contains("panicked") && code == Some(2), "{what}: {arguments}: {code:?} {said}");
     assert!(peak <= CEILING, "{what}: {arguments}: reached {} KiB: {said}", peak >> 10);
+    assert!(seconds <= SECONDS, "{what}: {arguments}: took {seconds} s: {said}");
 }
 
 /// The program may take the file or refuse it, but keeps to the budget and does not crash.
 fn bounded(home: &Home, what: &str, arguments: &str) {
-    let Ended { code, said, peak } = run(home, &format!("{arguments} {BUDGET}"));
+    let Ended { code, said, peak, seconds } = run(home, &format!("{arguments} {BUDGET}"));
     assert!(
         matches!(code, Some(0 | 2)) && !said.contains("panicked"),
         "{what}: {arguments}: {code:?} {said:.2000}"
     );
     assert!(peak <= CEILING, "{what}: {arguments}: reached {} KiB: {said:.2000}", peak >> 10);
+    assert!(seconds <= SECONDS, "{what}: {arguments}: took {seconds} s: {said:.2000}");
 }
 
 /// The budget that an error names, in MiB.

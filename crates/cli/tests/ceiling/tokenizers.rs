@@ -112,13 +112,13 @@ fn a_budget_too_small_for_a_tokenizer_names_one_that_is_enough_to_read_it() {
         assert!(code == Some(2) && said.starts_with(&begins), "{code:?} {said}");
         let enough = named(&said);
         assert!((20..=80).contains(&enough), "{said}");
-        let Ended { code, said, peak } = run(&home, &format!("{train} --memory {enough}MiB"));
+        let Ended { code, said, peak, .. } = run(&home, &format!("{train} --memory {enough}MiB"));
         assert!(!said.contains("tokenizer.json"), "{code:?} {said}");
         assert!(peak <= enough << 20, "reached {} KiB of {enough} MiB: {said}", peak >> 10);
         // The smallest plan of this vocabulary may need more, and then it says how much.
         if code == Some(2) {
             let least = named(&said);
-            let Ended { code, said, peak } = run(&home, &format!("{train} --memory {least}MiB"));
+            let Ended { code, said, peak, .. } = run(&home, &format!("{train} --memory {least}MiB"));
             assert!(code == Some(0) && peak <= least << 20, "{} KiB of {least} MiB: {said}", peak >> 10);
         }
     }

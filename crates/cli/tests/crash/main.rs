@@ -3,19 +3,20 @@
 //! leaves no litter.
 //!
 //! Here the points are few. `scripts/crash` asks for more, up to every call, through `PLIMSOLL_CRASH_POINTS` (points of each
-//! phase) and `PLIMSOLL_CRASH_SEED` (where they begin, and what a power cut leaves).
+//! phase), `PLIMSOLL_CRASH_SEED` (where they begin, and what a power cut leaves) and `PLIMSOLL_CRASH_RANDOM` (points are drawn and
+//! not spread).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
 mod power;
 mod shim;
 #[path = "../support/mod.rs"]
 mod support;
-use power::{Disk, Random, records};
+use power::{Disk, Random, Record, is_checkpoint, records};
 use shim::{Strike, WATCHED, run, shim};
 use support::{Home, texts};
 
@@ -126,11 +127,16 @@ impl Undisturbed {
         }
     }
 
-    /// Points spread over the calls of a phase, the same in every run.
-    fn points(&self, phase: Phase, most: u64) -> impl Iterator<Item = u64> {
-        let calls = self.calls[Phase::ALL.iter().position(|known| *known == phase).unwrap()];
+    /// Points spread over the calls of a phase, or drawn from them; the same in every run of one seed.
+    fn points(&self, phase: Phase, most: u64) -> Vec<u64> {
+        let place = Phase::ALL.iter().position(|known| *known == phase).unwrap();
+        let calls = self.calls[place];
+        if number("PLIMSOLL_CRASH_RANDOM").is_some() {
+            let mut random = Random(seed() + place as u64);
+            return (0..most).map(|_| 1 + random.below(calls)).collect();
+        }
         let stride = (calls / most).max(1);
-        (1 + seed() % stride..=calls).step_by(stride as usize)
+        (1 + seed() % stride..=calls).step_by(stride as usize).collect()
     }
 }
 
@@ -164,6 +170,14 @@ fn copy(from: &Path, to: &Path) {
             fs::copy(entry.path(), to).unwrap();
         }
     }
+}
+
+/// The newest checkpoint of a run that was paused, if any.
+fn newest_checkpoint(home: &Home) -> Option<PathBuf> {
+    let folder = home.path(WATCHED).join("out");
+    let known = if folder.is_dir() { names(&folder) } else { Vec::new() };
+    let checkpoints = known.iter().map(|name| folder.join(name)).filter(|path| is_checkpoint(path));
+    checkpoints.max()
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -205,7 +219,7 @@ fn kill(scenario: Scenario, phases: &[Phase], few: u64) {
 fn fail(scenario: Scenario, phases: &[Phase], few: u64) {
     let Some(undisturbed) = Undisturbed::new(scenario) else { return };
     for &phase in phases {
-        for (count, point) in undisturbed.points(phase, most(few)).enumerate() {
+        for (count, point) in undisturbed.points(phase, most(few)).into_iter().enumerate() {
             let home = undisturbed.before(phase);
             let strike = match count % 2 {
                 0 => Strike::Fail(point, EIO),
@@ -215,6 +229,7 @@ fn fail(scenario: Scenario, phases: &[Phase], few: u64) {
             let what = format!("{strike:?} in {phase:?}, {scenario:?}");
             ended_in_words(&output, &what);
             undisturbed.recover(&home, phase, &what);
+            assert_eq!(home.losses("run/out"), undisturbed.home.losses("run/out"), "after {what}");
         }
     }
 }
@@ -241,6 +256,7 @@ fn a_power_cut_at_any_change_loses_no_more_than_steps_that_are_taken_again() {
     for phase in [Phase::First, Phase::Second] {
         let home = undisturbed.before(phase);
         let mut disk = Disk::of(&home.path(WATCHED));
+        newest_checkpoint(&home).into_iter().for_each(|checkpoint| disk.count_on(checkpoint));
         let log = home.path("log");
         let command = phase.command(Scenario::Roomy);
         let (output, _) = run(&home, undisturbed.shim, &command, Strike::Never, Some(&log));
@@ -249,17 +265,47 @@ fn a_power_cut_at_any_change_loses_no_more_than_steps_that_are_taken_again() {
         let stride = (records.len() as u64 / most(5)).max(1);
         for (at, record) in (1..).zip(&records) {
             disk.apply(record);
+            let what = format!("a power cut after change {at} of {phase:?}");
+            assert!(disk.saved_is_synced(), "{what} loses {:?}, which was saved", disk.saved());
             if at % stride != seed() % stride {
                 continue;
             }
             let struck = undisturbed.before(phase);
             fs::remove_dir_all(struck.path(WATCHED)).unwrap();
             disk.cut(&struck.path(WATCHED), &mut Random(seed() + at));
-            let what = format!("a power cut after change {at} of {phase:?}");
+            assert!(disk.saved_is_in(&struck.path(WATCHED)), "{what} loses {:?}", disk.saved());
             undisturbed.recover(&struck, phase, &what);
             assert_eq!(struck.losses("run/out"), undisturbed.home.losses("run/out"), "after {what}");
         }
+        disk.end_of_saving();
+        assert!(disk.saved().is_some(), "{phase:?} saved no checkpoint");
+        assert!(disk.saved_is_synced(), "a power cut after {phase:?} loses {:?}", disk.saved());
     }
+}
+
+#[test]
+fn a_run_that_forgets_to_sync_a_folder_is_seen_to_lose_its_checkpoint() {
+    let Some(shim) = shim() else { return };
+    let home = home();
+    let (before, log) = (Disk::of(&home.path(WATCHED)), home.path("log"));
+    let (output, _) = run(&home, shim, &Phase::First.command(Scenario::Roomy), Strike::Never, Some(&log));
+    assert!(output.status.success(), "{}", texts(&output).1);
+    let records = records(&log);
+    let loses = |forgotten: &dyn Fn(&Record) -> bool| {
+        let (mut disk, mut lost) = (before.clone(), false);
+        for record in records.iter().filter(|record| !forgotten(record)) {
+            disk.apply(record);
+            lost |= !disk.saved_is_synced();
+        }
+        disk.end_of_saving();
+        lost || !disk.saved_is_synced()
+    };
+    assert!(!loses(&|_| false), "the run itself loses nothing");
+    let root = home.path(WATCHED);
+    // The parent of a new output folder, the folder that checkpoints lie in, and the checkpoint's own.
+    assert!(loses(&|record| record.syncs_a_folder() && record.path() == root));
+    assert!(loses(&|record| record.syncs_a_folder() && record.path() == root.join("out")));
+    assert!(loses(&|record| record.syncs_a_folder() && record.path().parent() == Some(&root.join("out"))));
 }
 
 #[test]

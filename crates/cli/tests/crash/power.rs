@@ -3,6 +3,10 @@
 //! The model is that of POSIX and harsher than any journal. Bytes of a file last once the file is synced, names once their
 //! folder is. At a cut, each folder has kept some first part of its changes since its last sync, and each file its synced
 //! bytes, all of its bytes, or a torn mixture, independent of every other.
+//!
+//! A run that lost its checkpoint would begin anew and end in the same bits, so bits alone do not show the loss. The replay
+//! therefore notes which checkpoint is saved: renamed, with whatever syncs follow the rename. As soon as the program changes
+//! anything else, it counts on that checkpoint, and so does every image from then on.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,6 +22,18 @@ pub(crate) struct Record {
     one: PathBuf,
     two: PathBuf,
     data: Vec<u8>,
+}
+
+impl Record {
+    /// Whether it is the sync of a folder's names.
+    pub(crate) fn syncs_a_folder(&self) -> bool {
+        self.operation == b'S'
+    }
+
+    /// The file or folder that it is about.
+    pub(crate) fn path(&self) -> &Path {
+        &self.one
+    }
 }
 
 /// Reads the shim's log.
@@ -40,6 +56,9 @@ pub(crate) fn records(log: &Path) -> Vec<Record> {
 
 type Names = BTreeMap<String, usize>;
 
+/// The files of a folder, by their names.
+type Files = BTreeMap<String, Vec<u8>>;
+
 #[derive(Clone, Debug)]
 enum Node {
     File { now: Vec<u8>, synced: Vec<u8> },
@@ -59,14 +78,65 @@ pub(crate) struct Disk {
     /// The root is the first.
     nodes: Vec<Node>,
     inodes: BTreeMap<u64, usize>,
+    /// A checkpoint that has just got its name; perhaps it is yet to be synced.
+    named: Option<PathBuf>,
+    /// The newest checkpoint that was saved, with its files.
+    saved: Option<(PathBuf, Files)>,
 }
 
 impl Disk {
     /// A folder as it is, all of it synced.
     pub(crate) fn of(root: &Path) -> Disk {
-        let mut disk = Disk { root: root.to_owned(), nodes: vec![Node::folder()], inodes: BTreeMap::new() };
+        let (nodes, inodes) = (vec![Node::folder()], BTreeMap::new());
+        let mut disk = Disk { root: root.to_owned(), nodes, inodes, named: None, saved: None };
         disk.load(root, 0);
         disk
+    }
+
+    /// Counts on a checkpoint from now on: one that is here from an earlier run, or one that was just renamed.
+    pub(crate) fn count_on(&mut self, checkpoint: PathBuf) {
+        let files = self.files(&checkpoint, false);
+        let files = files.unwrap_or_else(|| panic!("{} is not there", checkpoint.display()));
+        self.saved = Some((checkpoint, files));
+    }
+
+    /// The checkpoint that must outlast every cut from now on.
+    pub(crate) fn saved(&self) -> Option<&Path> {
+        self.saved.as_ref().map(|(path, _)| path.as_path())
+    }
+
+    /// Whether the saved checkpoint outlasts a cut that keeps nothing but what was synced.
+    pub(crate) fn saved_is_synced(&self) -> bool {
+        self.saved.as_ref().is_none_or(|(path, files)| self.files(path, true).as_ref() == Some(files))
+    }
+
+    /// Whether an image of the root holds the whole saved checkpoint.
+    pub(crate) fn saved_is_in(&self, image: &Path) -> bool {
+        let Some((path, files)) = &self.saved else { return true };
+        let folder = image.join(path.strip_prefix(&self.root).unwrap());
+        files.iter().all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|found| found == *bytes))
+    }
+
+    /// The files of a folder, as the program sees them or as far as they are synced.
+    fn files(&self, folder: &Path, only_synced: bool) -> Option<Files> {
+        let mut node = 0;
+        for part in folder.strip_prefix(&self.root).unwrap().components() {
+            node = *self.names(node, only_synced)?.get(part.as_os_str().to_str().unwrap())?;
+        }
+        let file = |(name, &node): (&String, &usize)| match &self.nodes[node] {
+            Node::File { now, synced } => {
+                Some((name.clone(), if only_synced { synced } else { now }.clone()))
+            }
+            Node::Folder { .. } => None,
+        };
+        Some(self.names(node, only_synced)?.iter().filter_map(file).collect())
+    }
+
+    fn names(&self, folder: usize, only_synced: bool) -> Option<&Names> {
+        match &self.nodes[folder] {
+            Node::Folder { now, synced, .. } => Some(if only_synced { synced } else { now }),
+            Node::File { .. } => None,
+        }
     }
 
     fn load(&mut self, path: &Path, folder: usize) {
@@ -90,6 +160,23 @@ impl Disk {
 
     /// Makes one more change.
     pub(crate) fn apply(&mut self, record: &Record) {
+        if !matches!(record.operation, b's' | b'S') {
+            self.end_of_saving();
+        }
+        self.make(record);
+        if record.operation == b'r' && is_checkpoint(&record.two) {
+            self.named = Some(record.two.clone());
+        }
+    }
+
+    /// The program goes on, or has ended: it counts on the checkpoint that got its name last.
+    pub(crate) fn end_of_saving(&mut self) {
+        if let Some(checkpoint) = self.named.take() {
+            self.count_on(checkpoint);
+        }
+    }
+
+    fn make(&mut self, record: &Record) {
         let at = record.number as usize;
         match record.operation {
             b'c' => {
@@ -195,6 +282,11 @@ impl Disk {
 
 fn name(path: &Path) -> String {
     path.file_name().unwrap().to_str().unwrap().to_owned()
+}
+
+/// Whether a path is that of a regular checkpoint.
+pub(crate) fn is_checkpoint(path: &Path) -> bool {
+    name(path).strip_prefix("checkpoint-").is_some_and(|step| step.parse::<u64>().is_ok())
 }
 
 fn set(names: &mut Names, (name, node): (String, Option<usize>)) {

@@ -18,7 +18,7 @@ use plimsoll_cuda::lower::{Arg, Check, Launch, Limits, LoweredSchedule, NoLibrar
 use plimsoll_cuda::{Rates, facts};
 use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Facts, Schedule, Space};
+use plimsoll_plan::{Facts, Runnable, Space};
 
 type Call = unsafe extern "C" fn(*mut *mut c_void);
 
@@ -239,7 +239,8 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
+    fn prepare(&mut self, judged: &Runnable) -> Result<ScheduleId, ExecError> {
+        let (graph, schedule) = (judged.graph(), judged.schedule());
         self.schedules.push(LoweredSchedule::of(graph, schedule, &NoLibrary, self.limits)?);
         Ok(ScheduleId(self.schedules.len() - 1))
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Facts, Schedule, Space, Tier};
+use plimsoll_plan::{Facts, Judged, Role, Runnable, Schedule, Space, Tier, runnable};
 
 /// How much later than asked a write lands.
 const DELAY: Duration = Duration::from_micros(20);
@@ -30,15 +30,19 @@ struct Stream {
     /// The first fault since somebody read.
     fault: Option<ExecError>,
     observed: Vec<f32>,
-    /// Schedules as they were given, and the inner ones that they are bound to.
-    known: Vec<(Graph, Schedule, Option<ScheduleId>)>,
+    /// Schedules as they were given.
+    known: Vec<(Role, Graph, Schedule)>,
+    /// The inner ones, all bound when one is first needed.
+    bound: Vec<ScheduleId>,
+    arena: u64,
 }
 
 impl Late {
     pub(crate) fn new(device: Box<dyn Device>) -> Late {
         let (queue, works) = channel::<Work>();
         let worker = std::thread::spawn(move || {
-            let mut stream = Stream { device, fault: None, observed: Vec::new(), known: Vec::new() };
+            let (observed, known, bound) = (Vec::new(), Vec::new(), Vec::new());
+            let mut stream = Stream { device, fault: None, observed, known, bound, arena: 0 };
             for work in works {
                 work(&mut stream);
             }
@@ -102,13 +106,23 @@ impl Drop for Late {
 }
 
 impl Stream {
-    /// The inner schedule, bound when it is first needed.
-    fn bound(&mut self, schedule: ScheduleId) -> Result<ScheduleId, ExecError> {
-        let (graph, known, bound) = &mut self.known[schedule.0];
-        if bound.is_none() {
-            *bound = Some(self.device.prepare(graph, known)?);
+    /// Binds all schedules, unless they are bound.
+    fn bind(&mut self) -> Result<(), ExecError> {
+        if self.bound.is_empty() {
+            let known = self.known.iter();
+            let known: Vec<Judged> =
+                known.map(|(role, graph, schedule)| Judged { role: *role, graph, schedule }).collect();
+            let judged = runnable(&known, self.arena).unwrap();
+            self.bound =
+                judged.iter().map(|schedule| self.device.prepare(schedule)).collect::<Result<_, _>>()?;
         }
-        Ok(bound.unwrap())
+        Ok(())
+    }
+
+    /// The inner schedule.
+    fn bound(&mut self, schedule: ScheduleId) -> Result<ScheduleId, ExecError> {
+        self.bind()?;
+        Ok(self.bound[schedule.0])
     }
 }
 
@@ -124,13 +138,14 @@ impl Device for Late {
 
     fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
         self.ask(move |stream| {
-            (stream.fault, stream.known) = (None, Vec::new());
+            (stream.fault, stream.known, stream.bound) = (None, Vec::new(), Vec::new());
+            stream.arena = space.arena;
             stream.device.reserve(space)
         })
     }
 
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
-        let given = (graph.clone(), schedule.clone(), None);
+    fn prepare(&mut self, judged: &Runnable) -> Result<ScheduleId, ExecError> {
+        let given = (judged.role(), judged.graph().clone(), judged.schedule().clone());
         Ok(self.ask(move |stream| {
             stream.known.push(given);
             ScheduleId(stream.known.len() - 1)
@@ -138,7 +153,7 @@ impl Device for Late {
     }
 
     fn warm_up(&mut self) -> Result<(), ExecError> {
-        self.ask(|stream| (0..stream.known.len()).try_for_each(|at| stream.bound(ScheduleId(at)).map(drop)))
+        self.ask(Stream::bind)
     }
 
     fn map(&mut self) -> Result<(), ExecError> {

@@ -6,7 +6,7 @@
 
 use plimsoll_graph::op::Collective;
 use plimsoll_graph::{Graph, NodeId, Op, Type};
-use plimsoll_plan::{Action, BufferId, Copy, Direction, Lane, Role, Schedule, Tier};
+use plimsoll_plan::{Action, BufferId, Copy, Direction, Lane, Role, Runnable, Schedule, Tier};
 
 use crate::arena::Arena;
 use crate::cpu::own_shard::own_shard;
@@ -44,21 +44,32 @@ pub(super) enum Bound {
 /// A schedule with its operands bound to addresses.
 #[derive(Debug)]
 pub(super) struct BoundSchedule {
-    pub(super) name: String,
+    pub(super) role: Role,
+    /// The number of the schedules that it was judged with.
+    pub(super) set: u64,
     pub(super) actions: Vec<Bound>,
     /// The action that starts each copy.
     pub(super) starts: Vec<Option<usize>>,
 }
 
 impl BoundSchedule {
-    pub(super) fn new(schedule: &Schedule, actions: Vec<Bound>) -> BoundSchedule {
+    /// Binds a schedule that suits the device to the addresses of its arena.
+    pub(super) fn of(arena: &Arena, judged: &Runnable) -> Result<BoundSchedule, ExecError> {
+        let (graph, schedule) = (judged.graph(), judged.schedule());
+        let actions = schedule.actions.iter().map(|action| bind(arena, graph, schedule, action));
+        let actions: Vec<Bound> = actions.collect::<Result<_, _>>()?;
         let mut starts = vec![None; schedule.copies.len()];
         for (index, action) in actions.iter().enumerate() {
             if let Bound::Start { copy, .. } = action {
                 starts[*copy] = Some(index);
             }
         }
-        BoundSchedule { name: schedule.name.clone(), actions, starts }
+        Ok(BoundSchedule { role: judged.role(), set: judged.set(), actions, starts })
+    }
+
+    /// Whether the judge saw it begin while transfers of `before` were open.
+    pub(super) fn may_follow(&self, before: &BoundSchedule) -> bool {
+        self.set == before.set && before.role.overlaps().contains(&self.role)
     }
 }
 
@@ -99,7 +110,7 @@ impl Lanes<'_> {
 
     /// Starts a copy of the next schedule, if that one is of this role.
     fn start_next(&mut self, role: Role, copy: usize) -> Result<(), ExecError> {
-        let Some(next) = self.next.filter(|next| next.name == role.name()) else { return Ok(()) };
+        let Some(next) = self.next.filter(|next| next.role == role) else { return Ok(()) };
         let start = next.starts.get(copy).copied().flatten().map(|at| &next.actions[at]);
         if let Some(ticket) = start.map_or(Ok(None), |action| self.start(action))? {
             self.ahead.push((copy, ticket));
@@ -147,12 +158,7 @@ pub(super) fn act(action: &Bound, lanes: &mut Lanes) -> Result<(), ExecError> {
 }
 
 /// Binds the operands of an action to addresses.
-pub(super) fn bind(
-    arena: &Arena,
-    graph: &Graph,
-    schedule: &Schedule,
-    action: &Action,
-) -> Result<Bound, ExecError> {
+fn bind(arena: &Arena, graph: &Graph, schedule: &Schedule, action: &Action) -> Result<Bound, ExecError> {
     let place = |id: BufferId| {
         let buffer = schedule.buffer(id);
         Ok(ScratchMemory {

@@ -8,15 +8,15 @@ use std::time::Instant;
 
 use plimsoll_graph::op::Collective;
 use plimsoll_graph::{DType, Graph, Node, Op, Type, work};
-use plimsoll_plan::{Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
+use plimsoll_plan::{Direction, Facts, Link, NodeFacts, Runnable, Space, Tier};
 
 use crate::arena::Arena;
-use crate::cpu::bound::{BoundSchedule, Lanes, act, bind};
+use crate::cpu::bound::{BoundSchedule, Lanes, act};
 use crate::cpu::disk::SECTOR;
 #[cfg(address_sanitizer)]
 use crate::cpu::gaps::Gaps;
 use crate::cpu::{DiskTier, Instructions, Pool, workspace};
-use crate::device::{Device, ProbeSize, Probing, ScheduleId, no_schedule, no_tier};
+use crate::device::{Device, ProbeSize, Probing, ScheduleId, no_schedule, no_tier, unsuitable};
 use crate::error::ExecError;
 use crate::ranks::Communicator;
 use crate::timings::{Paces, Timings};
@@ -67,6 +67,8 @@ pub struct CpuDevice {
     tickets: Vec<u64>,
     /// Number of transfers started in each lane up to the end of the last schedule.
     before: [u64; 2],
+    /// The schedule that ran last, if it may have left transfers open.
+    last: Option<ScheduleId>,
     /// The schedule that will run after the next one.
     expected: Option<ScheduleId>,
     /// Transfers that were started ahead, and the schedule they belong to.
@@ -125,6 +127,7 @@ impl CpuDevice {
             link: None,
             tickets: Vec::new(),
             before: [0; 2],
+            last: None,
             expected: None,
             ahead: Ahead::default(),
         })
@@ -247,7 +250,7 @@ impl Device for CpuDevice {
         }
         self.schedules.clear();
         self.tickets = vec![0; space.transfers];
-        (self.before, self.expected) = ([0; 2], None);
+        (self.before, self.last, self.expected) = ([0; 2], None, None);
         self.ahead = Ahead { of: None, started: Vec::with_capacity(space.transfers) };
         // Its threads end before the bytes they copy are freed.
         self.disk = None;
@@ -261,14 +264,17 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
+    fn prepare(&mut self, schedule: &Runnable) -> Result<ScheduleId, ExecError> {
         let arena = self.arena.as_ref();
         let arena = arena.ok_or_else(|| ExecError::Memory("no addresses were reserved yet".into()))?;
+        let graph = schedule.graph();
         self.fits_ranks(graph)?;
-        let actions = schedule.actions.iter().map(|action| bind(arena, graph, schedule, action));
-        let actions = actions.collect::<Result<_, _>>()?;
+        // Sectors are for speed; kernels need no more than lines of the cache.
+        let facts = Facts { alignment: ALIGNMENT, ..self.facts(graph) };
+        schedule.suits(&facts).map_err(|fault| unsuitable(schedule, &fault))?;
+        let bound = BoundSchedule::of(arena, schedule)?;
         self.exchanges.resize(self.exchanges.len().max(graph.nodes().len()), 0);
-        self.schedules.push(BoundSchedule::new(schedule, actions));
+        self.schedules.push(bound);
         Ok(ScheduleId(self.schedules.len() - 1))
     }
 
@@ -291,13 +297,16 @@ impl Device for CpuDevice {
     }
 
     fn write_input(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        // SAFETY: the device is borrowed mutably, so no schedule runs. The engine lets a schedule begin only behind one that
-        // the judge saw it follow, and then no open transfer touches the bytes of an input.
-        unsafe { self.taken()?.write(offset, bytes) }
+        let arena = self.taken()?;
+        self.free(arena.address(offset, bytes.len() as u64)?, bytes.len(), &[Direction::In, Direction::Out]);
+        // SAFETY: the device is borrowed mutably, so no schedule runs, and no transfer under way touches these bytes.
+        unsafe { arena.write(offset, bytes) }
     }
 
     fn read_output(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        bytes.copy_from_slice(self.taken()?.range(offset, bytes.len() as u64)?);
+        let arena = self.taken()?;
+        self.free(arena.address(offset, bytes.len() as u64)?, bytes.len(), &[Direction::In]);
+        bytes.copy_from_slice(arena.range(offset, bytes.len() as u64)?);
         Ok(())
     }
 
@@ -366,6 +375,24 @@ impl CpuDevice {
         }
     }
 
+    /// Waits for transfers of these directions that touch the bytes from `first` on. Of a run that the judge has seen there
+    /// are none: inputs and outputs lie elsewhere.
+    fn free(&self, first: *mut u8, bytes: usize, directions: &[Direction]) {
+        if let Some(disk) = &self.disk {
+            directions.iter().for_each(|&way| disk.free(way, first.addr()..first.addr() + bytes));
+        }
+    }
+
+    /// Waits for transfers that the last schedule left open, unless the judge saw this one begin while they were.
+    fn follow(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
+        let bound = self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))?;
+        let last = self.last.replace(schedule).and_then(|last| self.schedules.get(last.0));
+        if last.is_none_or(|last| !bound.may_follow(last)) {
+            self.drain();
+        }
+        Ok(())
+    }
+
     /// Refuses a tier whose state is out of date, because a transfer that a finished schedule left open has failed.
     fn homecomings(&self) -> Result<(), ExecError> {
         self.disk
@@ -385,10 +412,12 @@ impl CpuDevice {
         mut each: impl FnMut(usize, &mut dyn FnMut() -> Result<(), ExecError>) -> Result<(), ExecError> + Send,
     ) -> Result<(), ExecError> {
         self.taken()?;
+        self.follow(schedule)?;
         let expected = self.expected.take();
         let found = self.found_ahead(schedule);
         let bound = self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))?;
         let next = expected.and_then(|next| self.schedules.get(next.0));
+        let next = next.filter(|next| next.may_follow(bound));
         let ranks = self.ranks.as_ref().map(|ranks| &*ranks.0);
         let mut lanes = Lanes {
             ranks,

@@ -20,17 +20,17 @@
     reason = "a transfer is an address and a length; `replay` proved the bytes busy until waited for"
 )]
 
-use std::alloc::Layout;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use plimsoll_plan::Direction;
 
+use super::bounce::{BOUNCE, Bounce};
 use super::disk_file::{open, reserve};
 use crate::ExecError;
 
@@ -38,8 +38,6 @@ use crate::ExecError;
 pub const BLOCK: u64 = 4096;
 /// The alignment of memory that most direct I/O requires.
 pub(crate) const SECTOR: u64 = 512;
-/// Bytes of a bounce buffer: large enough that a transfer runs at the disk's own speed.
-pub(crate) const BOUNCE: usize = 1 << 20;
 /// Stack of an I/O thread, which only moves bytes.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -140,6 +138,11 @@ impl DiskTier {
         }
     }
 
+    /// Waits until no transfer of a direction touches these addresses.
+    pub(super) fn free(&self, direction: Direction, addresses: Range<usize>) {
+        self.lane(direction).free(&addresses);
+    }
+
     fn lane(&self, direction: Direction) -> &Lane {
         match direction {
             Direction::Out => &self.out,
@@ -232,10 +235,31 @@ impl Lane {
     }
 
     fn drain(&self) {
+        self.wait_while(|state| state.done < state.started);
+    }
+
+    fn free(&self, addresses: &Range<usize>) {
+        self.wait_while(|state| state.touches(addresses));
+    }
+
+    /// Waits while this holds, or until the disk fails: then the lane's thread touches nothing any more.
+    fn wait_while(&self, busy: impl Fn(&State) -> bool) {
         let mut state = self.shared.lock();
-        while state.done < state.started && state.fault.is_none() {
+        while state.fault.is_none() && busy(&state) {
             state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+impl State {
+    /// Whether a transfer that is not done touches these addresses.
+    fn touches(&self, addresses: &Range<usize>) -> bool {
+        let mut under_way = (self.done..self.started)
+            .filter_map(|number| self.ring[(number % self.ring.len() as u64) as usize].as_ref());
+        under_way.any(|transfer| {
+            let first = transfer.address.addr();
+            first < addresses.end && addresses.start < first + transfer.bytes
+        })
     }
 }
 
@@ -340,35 +364,6 @@ fn memory_alignment(file: &File, direct: bool) -> usize {
     match file.write_all_at(block, 0) {
         Ok(()) => SECTOR as usize,
         Err(_) => BLOCK as usize,
-    }
-}
-
-/// Whole pages, as direct I/O requires. They are allocated from the system and returned to it, past the allocator:
-/// memory that the allocator keeps would count against the budget.
-pub(crate) struct Bounce(NonNull<u8>);
-
-impl Bounce {
-    pub(crate) fn new() -> Bounce {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh mapping of no file at an address of the system's choice touches nothing of ours.
-        let pages = unsafe { libc::mmap(std::ptr::null_mut(), BOUNCE, access, kind, -1, 0) };
-        match NonNull::new(pages.cast::<u8>()).filter(|_| pages != libc::MAP_FAILED) {
-            Some(pages) => Bounce(pages),
-            None => std::alloc::handle_alloc_error(Layout::new::<[u8; BOUNCE]>()),
-        }
-    }
-
-    pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping has this many zeroed bytes and is borrowed mutably through `self`.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BOUNCE) }
-    }
-}
-
-impl Drop for Bounce {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this very length, and nobody else has the address.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), BOUNCE) };
     }
 }
 

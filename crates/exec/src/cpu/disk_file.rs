@@ -66,7 +66,7 @@ mod tests {
     fn space_is_taken_by_writing_where_it_cannot_be_reserved() {
         let folder = std::env::temp_dir();
         let (file, _) = open(&folder).unwrap();
-        let mut pages = super::super::disk::Bounce::new();
+        let mut pages = super::super::bounce::Bounce::new();
         let bytes = (5 << 20) + 4096;
         fill(&file, &folder, bytes, pages.bytes()).unwrap();
         let found = file.metadata().unwrap();

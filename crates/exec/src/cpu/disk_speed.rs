@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use plimsoll_plan::{Direction, Link, Tier};
 
 use crate::ExecError;
-use crate::cpu::disk::{BLOCK, BOUNCE, Bounce, DiskTier};
+use crate::cpu::bounce::{BOUNCE, Bounce};
+use crate::cpu::disk::{BLOCK, DiskTier};
 use crate::cpu::free_disk_bytes;
 
 /// Bytes of one transfer of the trial, and the most transfers each way.

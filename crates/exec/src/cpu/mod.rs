@@ -10,6 +10,7 @@ mod attention;
 mod attention_grad;
 mod balance;
 mod blocks;
+mod bounce;
 mod bound;
 mod call;
 mod cast;

@@ -58,7 +58,7 @@ fn wrong(row: &[f64], word: usize) -> f64 {
     if row.iter().any(|x| x.is_nan() || *x == f64::INFINITY) {
         return f64::NAN;
     }
-    let likelier = |(at, x): (usize, &f64)| *x > row[word] || *x == row[word] && at < word;
+    let likelier = |(at, x): (usize, &f64)| *x > row[word] || at < word && *x >= row[word];
     f64::from(u8::from(row.iter().enumerate().any(likelier)))
 }
 

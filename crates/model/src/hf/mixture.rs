@@ -17,6 +17,11 @@ const BALANCE: f64 = 0.001;
 /// The same for `OLMoE`.
 const OLMOE_BALANCE: f64 = 0.01;
 
+/// More experts than any published layer has; the most known are 2,048 of a Switch Transformer.
+const MOST_EXPERTS: usize = 4096;
+/// More experts than any published model has in all its layers: Kimi K2 has 61 layers of 384.
+const MOST_EXPERTS_OF_ALL_LAYERS: usize = 1 << 17;
+
 pub(super) fn mixtral(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
     let noise = keys.optional_number("router_jitter_noise")?.unwrap_or(0.0);
     if !(0.0..1.0).contains(&noise) {
@@ -68,7 +73,7 @@ fn qwen(keys: &Keys, layers: usize) -> Result<Mixture, ConfigError> {
         ffn: keys.count("moe_intermediate_size")?,
         normalised: keys.flag("norm_topk_prob", false)?,
         sparse_step: keys.optional_count("decoder_sparse_step")?.unwrap_or(1),
-        dense_layers: keys.numbers("mlp_only_layers")?,
+        dense_layers: dense_layers(keys, layers)?,
         ..mixture(keys, "num_experts", BALANCE)?
     };
     if !(0..layers).any(|layer| mixture.is_sparse(layer)) {
@@ -77,14 +82,36 @@ fn qwen(keys: &Keys, layers: usize) -> Result<Mixture, ConfigError> {
     Ok(mixture)
 }
 
+/// The layers without experts, which are looked through for each layer.
+fn dense_layers(keys: &Keys, layers: usize) -> Result<Vec<usize>, ConfigError> {
+    let dense = keys.numbers("mlp_only_layers")?;
+    if dense.len() <= layers {
+        return Ok(dense);
+    }
+    Err(keys.wrong("mlp_only_layers", &format!("a list of at most {layers} layers, as many as there are")))
+}
+
+/// The number of experts. Each is a named tensor in every layer, so the tensors of all layers are limited too.
+fn experts(keys: &Keys, count: &str) -> Result<usize, ConfigError> {
+    let other = if count == "num_experts" { "num_local_experts" } else { "num_experts" };
+    let named = if keys.get(count).is_none() && keys.get(other).is_some() { other } else { count };
+    let (experts, layers) = (keys.count(named)?, keys.layers("num_hidden_layers")?);
+    if experts > MOST_EXPERTS {
+        return Err(keys.wrong(named, &format!("a whole number from 1 to {MOST_EXPERTS}")));
+    }
+    if experts * layers > MOST_EXPERTS_OF_ALL_LAYERS {
+        let most = MOST_EXPERTS_OF_ALL_LAYERS / layers;
+        return Err(keys.wrong(named, &format!("at most {most} in each of {layers} layers")));
+    }
+    Ok(experts)
+}
+
 /// Keys that all of them have. Files of some versions count experts under the name of another family.
 fn mixture(keys: &Keys, count: &str, balance: f64) -> Result<Mixture, ConfigError> {
     // DeepSeek's routers score and choose in other ways too.
     keys.one_of("scoring_func", "softmax", &["softmax"])?;
     keys.one_of("topk_method", "greedy", &["greedy"])?;
-    let other = if count == "num_experts" { "num_local_experts" } else { "num_experts" };
-    let experts = keys.optional_count(count)?.or(keys.optional_count(other)?);
-    let experts = experts.map_or_else(|| keys.count(count), Ok)?;
+    let experts = experts(keys, count)?;
     let chosen = keys.count("num_experts_per_tok")?;
     if chosen > experts {
         return Err(keys.wrong("num_experts_per_tok", &format!("at most `{count}`, which is {experts}")));

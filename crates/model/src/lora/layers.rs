@@ -121,20 +121,18 @@ pub fn module_of(parameter: &str) -> Option<&str> {
     ENDS.iter().find_map(|end| parameter.strip_suffix(end))
 }
 
-/// Every linear layer and table of words, once, in the order they run; ranks are not known yet.
+/// Every linear layer and table of words, once, in the order they run; ranks are not known yet. An adapter can be added to the
+/// result of each. PEFT knows routers as parameters and not as layers.
 pub(super) fn layers(g: &Graph) -> Vec<Adapter> {
-    let mut seen = BTreeSet::new();
-    let layers = g.node_ids().filter_map(|node| layer(g, node));
+    let (mut seen, routers) = (BTreeSet::new(), routers(g));
+    let is_router = |node: NodeId| routers.contains(&g.node(node).outputs[0]);
+    let layers = g
+        .node_ids()
+        .filter_map(|node| any_layer(g, node).filter(|layer| layer.form == Form::Table || !is_router(node)));
     layers.filter(|layer| seen.insert((layer.module.clone(), layer.form == Form::Table))).collect()
 }
 
-/// The module of a node, if its weight is a parameter and an adapter can be added to its result. PEFT knows routers as
-/// parameters and not as layers.
-pub(super) fn layer(g: &Graph, node: NodeId) -> Option<Adapter> {
-    any_layer(g, node).filter(|layer| layer.form == Form::Table || !is_router(g, g.node(node).outputs[0]))
-}
-
-/// As [`layer`], routers included.
+/// The module of a node, if its weight is a parameter; a router may be one.
 pub(super) fn any_layer(g: &Graph, node: NodeId) -> Option<Adapter> {
     let node = g.node(node);
     let (weight, form) = match node.op {
@@ -155,10 +153,10 @@ pub(super) fn any_layer(g: &Graph, node: NodeId) -> Option<Adapter> {
     })
 }
 
-/// Whether a value is the scores of a router.
-fn is_router(g: &Graph, value: Value) -> bool {
-    let mut readers = g.nodes().iter().filter(|node| node.inputs.contains(&value));
-    readers.any(|node| node.op == Op::SoftmaxLse)
+/// The scores of all routers, found in one walk.
+fn routers(g: &Graph) -> BTreeSet<Value> {
+    let softmaxes = g.nodes().iter().filter(|node| node.op == Op::SoftmaxLse);
+    softmaxes.flat_map(|node| node.inputs.iter().copied()).collect()
 }
 
 /// The name of the parameter that a value is.
@@ -183,7 +181,7 @@ pub(super) fn heads(g: &Graph) -> BTreeSet<String> {
         Op::HeadLoss(_) => true,
         Op::Linear { .. } => {
             let classifies = |layer: Adapter| CLASSIFIERS.contains(&layer.module.as_str());
-            logits == Some(id) || layer(g, id).is_some_and(classifies)
+            logits == Some(id) || any_layer(g, id).is_some_and(classifies)
         }
         _ => false,
     };

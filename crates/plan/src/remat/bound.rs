@@ -18,9 +18,10 @@
 //! runs, so the bound holds for the true optimum, not for a class of schedules; tests hold it against an
 //! exhaustive search.
 
-use super::labels::{Label, LabelLimits, LabelOp, Thinning, frontier};
+use super::labels::{Label, LabelLimits, LabelOp, Thinning, frontier_within};
 use super::search_graph::SearchGraph;
 use super::set::Set;
+use super::work::Work;
 
 /// How much work the bound may take.
 #[derive(Clone, Copy, Debug)]
@@ -43,17 +44,23 @@ pub(crate) struct Bound {
 }
 
 /// Computes the bounds for a budget that is at least [`SearchGraph::least_memory`].
-pub(crate) fn bound<const W: usize>(graph: &SearchGraph<W>, memory: u64, effort: BoundEffort) -> Bound {
-    bound_at(graph, memory, effort, usize::MAX)
+pub(crate) fn bound<const W: usize>(
+    graph: &SearchGraph<W>,
+    memory: u64,
+    effort: BoundEffort,
+    work: &Work,
+) -> Bound {
+    bound_at(graph, memory, effort, usize::MAX, work)
 }
 
 /// The same with frontiers at about this many instants of each pass; an instant between two of them gets the bound of
-/// the next.
+/// the next. Without work left, the bound is that of the instants that were reached.
 pub(crate) fn bound_at<const W: usize>(
     graph: &SearchGraph<W>,
     memory: u64,
     effort: BoundEffort,
     instants: usize,
+    work: &Work,
 ) -> Bound {
     let positions = graph.once_ids.len();
     let mut after = vec![0.0; positions];
@@ -66,33 +73,35 @@ pub(crate) fn bound_at<const W: usize>(
     }
     let every = |count: usize| count.div_ceil(instants.max(1)).max(1);
     for position in (0..positions).rev() {
-        after[position] = if position % every(positions) == 0 {
+        after[position] = if position % every(positions) == 0 && !work.is_done() {
             let instant = Instant::of_once(graph, memory, position, before[position]);
-            instant.extra(position + 1, &after, effort, &mut pairs)
+            instant.extra(position + 1, &after, effort, (&mut pairs, work))
         } else {
             after.get(position + 1).copied().unwrap_or(0.0)
         };
     }
     let mut extra = after.first().copied().unwrap_or(0.0);
     let nodes = graph.forward_ids.len();
-    for node in (0..nodes).step_by(every(nodes)) {
+    for node in (0..nodes).step_by(every(nodes)).take_while(|_| !work.is_done()) {
         let first_reader = before.iter().position(|ran| ran.contains(node)).unwrap_or(positions);
         let instant = Instant::of_first_run(graph, memory, node);
-        extra = extra.max(instant.extra(first_reader, &after, effort, &mut pairs));
+        extra = extra.max(instant.extra(first_reader, &after, effort, (&mut pairs, work)));
     }
     Bound { after, extra }
 }
 
 /// The frontier of kept sets at the first once-node, for schedules rather than bounds: bytes rising.
-pub(crate) fn turn_labels<const W: usize>(graph: &SearchGraph<W>, memory: u64, labels: usize) -> Vec<Label> {
+pub(crate) fn turn_labels<const W: usize>(
+    graph: &SearchGraph<W>,
+    memory: u64,
+    labels: usize,
+    work: &Work,
+) -> Vec<Label> {
     let everything = (0..graph.forward_ids.len()).collect();
     let turn = Instant::of_once(graph, memory, 0, everything);
     let demanded = turn.demands(1..graph.once_ids.len());
-    frontier(
-        &turn.ops,
-        &demanded,
-        &LabelLimits { bytes: turn.room, labels, states: labels, ..LabelLimits::NONE },
-    )
+    let limits = LabelLimits { bytes: turn.room, labels, states: labels, ..LabelLimits::NONE };
+    frontier_within(&turn.ops, &demanded, &limits, work).unwrap_or_default()
 }
 
 /// A moment that every schedule passes.
@@ -143,12 +152,18 @@ impl<'a, const W: usize> Instant<'a, W> {
 
     /// The best chained bound on the extra cost after this moment, if `next` is the first once-node
     /// certainly after it.
-    fn extra(&self, next: usize, after: &[f64], effort: BoundEffort, pairs: &mut usize) -> f64 {
+    fn extra(
+        &self,
+        next: usize,
+        after: &[f64],
+        effort: BoundEffort,
+        (pairs, work): (&mut usize, &Work),
+    ) -> f64 {
         let positions = after.len();
         if next >= positions {
             return 0.0;
         }
-        let mut least = self.least(next..positions, effort);
+        let mut least = self.least(next..positions, effort, work);
         let mut best = least.max(after[next]);
         for last in (next..positions - 1).rev() {
             // A smaller `last` has fewer demands, which cost no more, and `after` never rises. So once the sum is no better
@@ -158,15 +173,16 @@ impl<'a, const W: usize> Instant<'a, W> {
             }
             if least + after[last] > best {
                 *pairs -= 1;
-                least = self.least(next..last + 1, effort);
+                least = self.least(next..last + 1, effort, work);
                 best = best.max(least + after[last]);
             }
         }
         best
     }
 
-    /// Least cost of meeting the demands of a range of once-nodes.
-    fn least(&self, positions: std::ops::Range<usize>, effort: BoundEffort) -> f64 {
+    /// Least cost of meeting the demands of a range of once-nodes; nothing where the work was used up before it was known.
+    fn least(&self, positions: std::ops::Range<usize>, effort: BoundEffort, work: &Work) -> f64 {
+        work.spend((self.ops.len() + positions.len()) as u64);
         let demanded = self.demands(positions);
         if demanded.iter().map(|&node| self.graph.bytes[node]).sum::<u64>() <= self.room {
             return 0.0;
@@ -178,7 +194,8 @@ impl<'a, const W: usize> Instant<'a, W> {
             states: effort.labels.min(64),
             thinning: Thinning::Optimistic,
         };
-        frontier(&self.ops, &demanded, &limits).last().map_or(effort.worth, |label| label.time)
+        let labels = frontier_within(&self.ops, &demanded, &limits, work);
+        labels.map_or(0.0, |labels| labels.last().map_or(effort.worth, |label| label.time))
     }
 }
 
@@ -204,7 +221,7 @@ mod tests {
                     worth: f64::INFINITY,
                 };
                 let instants = if seed % 5 == 0 { 3 } else { usize::MAX };
-                let lower = whole + bound_at(&graph, memory, effort, instants).extra;
+                let lower = whole + bound_at(&graph, memory, effort, instants, &Work::endless()).extra;
                 if let Some(best) = optimum(&dag, memory) {
                     assert!(lower <= best, "seed {seed}, memory {memory}: bound {lower}, optimum {best}");
                     tight += usize::from(lower == best);
@@ -212,6 +229,20 @@ mod tests {
             }
         }
         assert!(tight > 3000, "the bound should be met often, and was {tight} times");
+    }
+
+    #[test]
+    fn a_bound_whose_work_ends_is_a_bound_still() {
+        for (seed, work) in (0..600).zip([0, 10, 40, 100, 400].into_iter().cycle()) {
+            let dag = random_dag(seed);
+            let graph: SearchGraph<1> = SearchGraph::new(&dag, Oddities::Removed);
+            let (memory, whole) = (graph.least_memory(), graph.fixed_cost + graph.cost.iter().sum::<f64>());
+            let effort = BoundEffort { labels: 1000, pairs: 1000, worth: f64::INFINITY };
+            let ended = bound(&graph, memory, effort, &Work::of(work)).extra;
+            if let Some(best) = optimum(&dag, memory) {
+                assert!(whole + ended <= best, "seed {seed}: bound {ended}, optimum {best}");
+            }
+        }
     }
 
     #[test]

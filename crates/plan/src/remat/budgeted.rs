@@ -15,6 +15,7 @@ use super::search_graph::{Oddities, SearchGraph};
 use super::set::sized;
 use super::simulate::simulate;
 use super::solver::{DagEffort, DagPlan, Solver};
+use super::work::Work;
 
 /// The effort spent on a budget, in steps.
 #[derive(Clone, Copy, Debug)]
@@ -109,8 +110,9 @@ impl Budgeted {
         let mut trials: Vec<Trial<W>> = near.map(|kept| kept.trial(graph)).collect();
         // Where little is recomputed, the frontier of this very budget is the better guide: the fullest sets first.
         if limit < MUCH * graph.cost.iter().sum::<f64>() {
-            for label in turn_labels(graph, memory, LABELS).iter().rev().take(TRIED) {
-                let trial = lazy(graph, &label.keep.iter().copied().collect(), usize::MAX);
+            for label in turn_labels(graph, memory, LABELS, &Work::endless()).iter().rev().take(TRIED) {
+                let keep = label.keep.iter().copied().collect();
+                let trial = lazy(graph, &keep, usize::MAX, &Work::endless());
                 let fits = trial.peak <= memory;
                 trials.push(trial);
                 if fits {
@@ -136,7 +138,8 @@ impl Budgeted {
         let limit = |best: &Option<(Path<W>, f64)>| {
             best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - solver.rounding())
         };
-        let bound = bound_at(graph, memory, self.effort(limit(&best) - forward), self.care.instants);
+        let effort = self.effort(limit(&best) - forward);
+        let bound = bound_at(graph, memory, effort, self.care.instants, &Work::endless());
         let mut lower = forward + bound.extra;
         let search = |limit: f64, work: u64| Search::new(graph, memory, &bound.after, limit, work);
         for (seeded, drops, beam) in BEAMS {
@@ -148,7 +151,7 @@ impl Budgeted {
         }
         for ahead in [false, true] {
             if limit(&best) > lower {
-                let Found { better, lower: proven } = search(limit(&best), self.care.work).exact(ahead);
+                let Found { better, lower: proven } = search(limit(&best), self.care.work).exact(ahead).0;
                 lower = if ahead { lower.max(proven) } else { lower };
                 best = better.or(best);
             }
@@ -167,7 +170,8 @@ impl Budgeted {
             if memory < graph.least_memory() {
                 return f64::INFINITY;
             }
-            let bound = bound_at(&graph, memory, self.effort(f64::INFINITY), self.care.instants);
+            let effort = self.effort(f64::INFINITY);
+            let bound = bound_at(&graph, memory, effort, self.care.instants, &Work::endless());
             self.dag.base_cost() + bound.extra
         })
     }

@@ -24,6 +24,8 @@
 
 use std::collections::BTreeMap;
 
+use super::work::Work;
+
 /// One operation, in topological order with the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LabelOp {
@@ -86,6 +88,16 @@ impl LabelLimits {
 /// The frontier for `demanded` over `ops`: bytes rising, time falling. Empty if some demand can be neither kept nor met
 /// within the limits.
 pub fn frontier(ops: &[LabelOp], demanded: &[usize], limits: &LabelLimits) -> Vec<Label> {
+    frontier_within(ops, demanded, limits, &Work::endless()).unwrap_or_default()
+}
+
+/// The same as long as there is work left; none if it is used up before the end.
+pub(crate) fn frontier_within(
+    ops: &[LabelOp],
+    demanded: &[usize],
+    limits: &LabelLimits,
+    work: &Work,
+) -> Option<Vec<Label>> {
     let mut kept = KeptLists::default();
     let root = Point { bytes: 0, time: 0.0, kept: KeptLists::NOTHING };
     let mut states: BTreeMap<Demand, Vec<Point>> =
@@ -93,6 +105,12 @@ pub fn frontier(ops: &[LabelOp], demanded: &[usize], limits: &LabelLimits) -> Ve
     for (v, op) in ops.iter().enumerate().rev() {
         if !states.keys().any(|demand| demand.contains(v)) {
             continue;
+        }
+        let labels: usize = states.values().map(Vec::len).sum();
+        // A state is copied, and has a bit for each operation.
+        work.spend((labels + states.len() * (op.deps.len() + ops.len() / 64)) as u64);
+        if work.is_done() {
+            return None;
         }
         let mut next: BTreeMap<Demand, Vec<Point>> = BTreeMap::new();
         for (demand, points) in states {
@@ -117,7 +135,7 @@ pub fn frontier(ops: &[LabelOp], demanded: &[usize], limits: &LabelLimits) -> Ve
     }
     let merged = states.into_values().fold(Vec::new(), merge);
     let label = |point: Point| Label { bytes: point.bytes, time: point.time, keep: kept.list(point.kept) };
-    merged.into_iter().map(label).collect()
+    Some(merged.into_iter().map(label).collect())
 }
 
 /// A label while the program runs: `kept` points into a tree of lists that share their tails.

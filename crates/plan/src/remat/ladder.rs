@@ -18,6 +18,9 @@
 //! rungs, a proof at the upper one and none at `N`. A search that ends at the rung above is given twenty times the
 //! work; should it still not end, `N` can cost more than `M`, though never more than the rung below.
 //!
+//! A graph that uses up the [work](super::work) of a whole plan is the other case: it gets the best of what was found until
+//! then.
+//!
 //! A rung whose lower bound is no better than a known schedule is skipped, and so are all rungs below it.
 
 use super::lazy::Path;
@@ -58,20 +61,21 @@ impl Ladder {
     /// The schedule for a budget, and a lower bound on the forward cost of any schedule there.
     pub(crate) fn best<const W: usize>(self, solver: &Solver<'_, W>, memory: u64) -> Option<(Path<W>, f64)> {
         let above = self.above(memory);
-        let next = solver.best(above, solver.effort.in_passing());
-        let mut own = solver.best(memory, solver.effort);
+        let next = solver.work.share(4, || solver.best(above, solver.effort.in_passing()));
+        let mut own = solver.work.share(2, || solver.best(memory, solver.effort));
         if next.proven && !own.proven {
             own = solver.best_with(memory, solver.effort, PERSISTENCE * solver.effort.work);
         }
         let Best { found, lower, proven } = own;
         // Larger budgets can choose the next rung's optimum, so a plan found here cannot make them worse.
-        let here = found.filter(|_| next.proven);
-        let found = if next.proven && proven {
-            here
-        } else {
-            cheaper(here, self.cheapest_below(solver, memory, (above == memory).then_some(next)))
-        };
-        found.map(|(path, _)| (path, lower))
+        let here = found.clone().filter(|_| next.proven);
+        if next.proven && proven {
+            return here.map(|(path, _)| (path, lower));
+        }
+        let below = self.cheapest_below(solver, memory, (above == memory).then_some(next));
+        let cheapest = cheaper(here, below);
+        let cheapest = if solver.work.is_done() { cheaper(cheapest, found) } else { cheapest };
+        cheapest.map(|(path, _)| (path, lower))
     }
 
     /// The cheapest schedule of all rungs up to `memory`; `own` is the one found at `memory`, if that is a rung.
@@ -86,7 +90,7 @@ impl Ladder {
         for rung in self.below(memory) {
             let Best { found, lower, .. } = own.take().unwrap_or_else(|| solver.best(rung, effort));
             cheapest = cheaper(cheapest, found);
-            if solver.limit(cheapest.as_ref()) <= lower {
+            if solver.limit(cheapest.as_ref()) <= lower || solver.work.is_done() {
                 return cheapest;
             }
         }
@@ -103,7 +107,7 @@ impl Ladder {
             return (self.least, Some(found));
         }
         let (mut below, mut smallest, mut found) = (self.least, self.peak, None);
-        while smallest - below > 1 + smallest / PRECISION {
+        while smallest - below > 1 + smallest / PRECISION && !solver.work.is_done() {
             let middle = below + (smallest - below) / 2;
             match solver.any(middle) {
                 Some(fitting) => (smallest, found) = (middle, Some(fitting)),
@@ -161,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_search_cut_short_can_find_less_in_more_memory_and_the_ladder_cannot() {
-        let hasty = DagEffort { labels: 50, pairs: 5, trials: 4, beam: 4, work: 60_000 };
+        let hasty = DagEffort { labels: 50, pairs: 5, trials: 4, beam: 4, work: 60_000, total: u64::MAX };
         let mut alone = 0;
         for seed in 4..7 {
             let dag = network(seed);

@@ -7,6 +7,7 @@
 
 use super::search_graph::SearchGraph;
 use super::set::Set;
+use super::work::Work;
 
 /// One run: a forward node or a once-node, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +28,13 @@ pub(crate) struct Trial<const W: usize> {
     pub(crate) peak: u64,
 }
 
-/// The schedule for `keep`.
-pub(crate) fn lazy<const W: usize>(graph: &SearchGraph<W>, keep: &Set<W>, hold: usize) -> Trial<W> {
+/// The schedule for `keep`. Where the work is used up before its end, it is given up and fits nowhere.
+pub(crate) fn lazy<const W: usize>(
+    graph: &SearchGraph<W>,
+    keep: &Set<W>,
+    hold: usize,
+    work: &Work,
+) -> Trial<W> {
     let positions = graph.once_ids.len();
     let mut trial = Trial { path: Vec::new(), cost: 0.0, peak: 0 };
     let mut resident = Set::EMPTY;
@@ -47,12 +53,17 @@ pub(crate) fn lazy<const W: usize>(graph: &SearchGraph<W>, keep: &Set<W>, hold: 
         let reads =
             |rest: &Set<W>| rest.iter().fold(Set::EMPTY, |reads, node| reads.union(&graph.sources[node]));
         resident = resident.intersection(&stays.union(&reads(&rest)));
-        while let Some(node) = rest.first() {
+        work.spend((positions.saturating_sub(position).min(hold) + rest.iter().count()) as u64);
+        while let Some(node) = rest.first().filter(|_| !work.is_done()) {
+            work.spend(rest.iter().count() as u64);
             trial.peak = trial.peak.max(graph.held[position] + graph.size(&resident) + graph.running[node]);
             trial.cost += graph.cost[node];
             trial.path.push((resident, Action::Forward(node)));
             rest.remove(node);
             resident = resident.with(node).intersection(&stays.union(&reads(&rest)));
+        }
+        if work.is_done() {
+            return Trial { peak: u64::MAX, ..trial };
         }
         let own = graph.once_running[position];
         trial.peak = trial.peak.max(graph.held[position] + graph.size(&resident) + own);

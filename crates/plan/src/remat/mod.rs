@@ -26,6 +26,7 @@
 //! ladder         without a proof, the cheapest over fixed budgets: more memory never costs more
 //! plan_dag       one budget, with an error that names the smallest that works
 //! pool, budgeted many budgets of one graph, for the search over plans of real graphs
+//! work           the work of a whole plan, counted
 //! ```
 //!
 //! Checkmate solves a mixed-integer program over stages, Moccasin (Bartan et al., 2023) a constraint program over
@@ -54,6 +55,7 @@ mod search_graph;
 mod set;
 mod simulate;
 mod solver;
+mod work;
 
 pub(crate) use budgeted::{Budgeted, Care};
 pub use labels::{Label, LabelLimits, LabelOp, Thinning, frontier};

@@ -28,6 +28,13 @@ pub enum Unplannable {
         /// A budget below which there certainly is none.
         least: u64,
     },
+    /// More nodes than the planner is built for.
+    TooMany {
+        /// How many there are.
+        nodes: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// More forward nodes than the planner is built for.
     TooLarge {
         /// How many there are.
@@ -47,6 +54,9 @@ impl fmt::Display for Unplannable {
                 f,
                 "no schedule was found: the smallest budget known to work is {smallest} bytes, and below {least} bytes there is none"
             ),
+            Unplannable::TooMany { nodes, most } => {
+                write!(f, "the graph has {nodes} nodes; at most {most} can be planned")
+            }
             Unplannable::TooLarge { forward, most } => {
                 write!(f, "the graph has {forward} forward nodes; at most {most} can be planned")
             }
@@ -57,7 +67,7 @@ impl fmt::Display for Unplannable {
 impl std::error::Error for Unplannable {}
 
 /// The cheapest schedule found for `dag` inside `memory` bytes. More memory does not cost more, but in the
-/// case that `ladder.rs` names.
+/// cases that `ladder.rs` names.
 ///
 /// # Errors
 ///
@@ -66,6 +76,10 @@ pub fn plan_dag(dag: &Dag, memory: u64, effort: DagEffort) -> Result<DagPlan, Un
     let forward = dag.forward_nodes();
     if forward > MOST {
         return Err(Unplannable::TooLarge { forward, most: MOST });
+    }
+    // For each backward node there is a list of the outputs that are held then.
+    if dag.nodes.len() > 2 * MOST {
+        return Err(Unplannable::TooMany { nodes: dag.nodes.len(), most: 2 * MOST });
     }
     sized!(forward, W => plan_sized(&Solver::<W>::new(dag, effort), memory))
 }
@@ -83,7 +97,7 @@ fn plan_sized<const W: usize>(solver: &Solver<'_, W>, memory: u64) -> Result<Dag
     let (path, lower) = found.ok_or_else(|| too_small(solver, ladder))?;
     let lower = if solver.graph.odd {
         // The search solved a more rigid problem, and its proof is not ours.
-        base_cost + bound(&reduced, memory, solver.effort.of_bound(f64::INFINITY)).extra
+        base_cost + bound(&reduced, memory, solver.effort.of_bound(f64::INFINITY), &solver.work).extra
     } else {
         solver.graph.fixed_cost + lower
     };

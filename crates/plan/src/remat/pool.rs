@@ -18,6 +18,7 @@ use super::labels::{Label, LabelLimits, LabelOp, frontier};
 use super::lazy::{Trial, lazy};
 use super::search_graph::SearchGraph;
 use super::set::Set;
+use super::work::Work;
 
 /// Kept sets for every budget.
 #[derive(Clone, Debug)]
@@ -146,7 +147,7 @@ impl Family {
 impl Kept {
     /// Its schedule.
     pub(crate) fn trial<const W: usize>(&self, graph: &SearchGraph<W>) -> Trial<W> {
-        lazy(graph, &self.keep.iter().copied().collect(), self.hold)
+        lazy(graph, &self.keep.iter().copied().collect(), self.hold, &Work::endless())
     }
 }
 

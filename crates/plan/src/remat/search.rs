@@ -71,6 +71,8 @@ pub(crate) struct Search<'a, const W: usize> {
     /// Set operations so far; their number limits the search.
     work: Cell<u64>,
     allowed: u64,
+    /// Beyond this many, even a position that has begun is given up.
+    most: u64,
     /// Whether runs ahead of demand are tried.
     ahead: bool,
 }
@@ -85,6 +87,8 @@ struct State<const W: usize> {
 }
 
 const ROOT: u32 = u32::MAX;
+/// Bytes of the states of one search; the map of known sets takes about as much again.
+const STATE_BYTES: usize = 256 << 20;
 
 /// An open state, the most promising greatest.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -131,12 +135,18 @@ impl<'a, const W: usize> Search<'a, W> {
             |at: usize| graph.held[at] + graph.size(&graph.useful[at]) + graph.once_running[at].max(beside);
         let short = (0..graph.once_ids.len()).map(|at| whole(at) > memory).collect();
         let (states, work) = (Vec::new(), Cell::new(0));
-        Search { graph, memory, after, limit, short, states, work, allowed, ahead: false }
+        let most = u64::MAX;
+        Search { graph, memory, after, limit, short, states, work, allowed, most, ahead: false }
     }
 
-    /// The search over every set of drops. Only with runs `ahead` of demand is the search complete and its bound valid;
-    /// without them good schedules are found sooner.
-    pub(crate) fn exact(mut self, ahead: bool) -> Found<W> {
+    /// The same, which also gives up a position that has begun when this work is done.
+    pub(crate) fn at_most(self, most: u64) -> Search<'a, W> {
+        Search { most, ..self }
+    }
+
+    /// The search over every set of drops, and the work it took. Only with runs `ahead` of demand is the search complete and
+    /// its bound valid; without them good schedules are found sooner.
+    pub(crate) fn exact(mut self, ahead: bool) -> (Found<W>, u64) {
         self.ahead = ahead;
         let mut best: HashMap<(u32, Set<W>), f64> = HashMap::new();
         let mut heap = BinaryHeap::new();
@@ -150,19 +160,20 @@ impl<'a, const W: usize> Search<'a, W> {
                 continue;
             }
             if state.position as usize == self.graph.once_ids.len() {
-                return Found { better: Some((self.path(open.state, &[]), state.cost)), lower: state.cost };
+                let better = Some((self.path(open.state, &[]), state.cost));
+                return (Found { better, lower: state.cost }, self.work.get());
             }
             moves.clear();
             self.moves(&state, None, &mut moves);
             if self.exhausted() {
-                return Found { better: None, lower: open.total };
+                return (Found { better: None, lower: open.total }, self.work.get());
             }
             for &next in &moves {
                 let child = self.child(open.state, next);
                 self.push(child, &mut heap, &mut best);
             }
         }
-        Found { better: None, lower: self.limit }
+        (Found { better: None, lower: self.limit }, self.work.get())
     }
 
     /// The search with a beam from `seeds`, which are states before the first once-node; from the start if there are
@@ -195,6 +206,9 @@ impl<'a, const W: usize> Search<'a, W> {
         for _ in 0..width.runs {
             let mut next = BinaryHeap::new();
             for index in here {
+                if self.is_beyond() {
+                    break;
+                }
                 let state = self.states[index as usize];
                 moves.clear();
                 self.moves(&state, Some(width.drops), &mut moves);
@@ -266,7 +280,11 @@ impl<'a, const W: usize> Search<'a, W> {
     }
 
     fn exhausted(&self) -> bool {
-        self.work.get() > self.allowed
+        self.work.get() > self.allowed || self.states.len() * size_of::<State<W>>() > STATE_BYTES
+    }
+
+    fn is_beyond(&self) -> bool {
+        self.work.get() > self.most
     }
 
     fn child(&self, parent: u32, (resident, action): Move<W>) -> State<W> {
@@ -293,12 +311,12 @@ impl<'a, const W: usize> Search<'a, W> {
         if lacking.is_empty() {
             self.make_room(state, Action::Once(position), drops, moves);
         }
-        for node in lacking.iter().filter(ready) {
+        for node in lacking.iter().filter(ready).take_while(|_| !self.is_beyond()) {
             self.make_room(state, Action::Forward(node), drops, moves);
         }
         if self.short[position] && self.ahead {
             let ahead = graph.useful[position].minus(resident).minus(&lacking);
-            for node in ahead.iter().filter(ready) {
+            for node in ahead.iter().filter(ready).take_while(|_| !self.is_beyond()) {
                 self.make_room(state, Action::Forward(node), drops, moves);
             }
         }
@@ -345,6 +363,7 @@ impl<'a, const W: usize> Search<'a, W> {
         let price = |node: usize| self.to_pay(position, &state.resident.without(node));
         let urgent = self.urgent(state);
         let mut priced: Vec<(bool, f64, usize)> = (candidates.iter())
+            .take_while(|_| !self.is_beyond())
             .map(|&node| (price(node), node))
             .filter(|&(price, _)| state.cost + price < self.limit)
             .map(|(price, node)| {

@@ -16,6 +16,7 @@ use super::search::{Found, Search, Seed, Width};
 use super::search_graph::{Oddities, SearchGraph};
 use super::set::Set;
 use super::simulate::{DagStep, Outcome, simulate};
+use super::work::Work;
 
 /// How much work a plan may take, in steps rather than seconds.
 #[derive(Clone, Copy, Debug)]
@@ -30,11 +31,15 @@ pub struct DagEffort {
     pub beam: usize,
     /// Set operations of all beams together, some thirty million a second; an exact search gets half as many.
     pub work: u64,
+    /// Operations of all stages at all budgets together, for sets of up to 256 nodes; larger graphs get fewer, since each
+    /// takes longer. Published graphs do not use them up.
+    pub total: u64,
 }
 
 impl Default for DagEffort {
     fn default() -> DagEffort {
-        DagEffort { labels: 4000, pairs: 600, trials: 200, beam: 256, work: 12_000_000 }
+        let (work, total) = (12_000_000, 400_000_000);
+        DagEffort { labels: 4000, pairs: 600, trials: 200, beam: 256, work, total }
     }
 }
 
@@ -84,13 +89,17 @@ pub(crate) struct Solver<'a, const W: usize> {
     pub(crate) graph: SearchGraph<W>,
     /// Forward cost without recomputation.
     forward: f64,
+    /// What is left of the effort's total.
+    pub(crate) work: Work,
 }
 
 impl<'a, const W: usize> Solver<'a, W> {
     pub(crate) fn new(dag: &'a Dag, effort: DagEffort) -> Solver<'a, W> {
         let graph = SearchGraph::new(dag, Oddities::Once);
         let forward = graph.cost.iter().sum();
-        Solver { dag, effort, graph, forward }
+        // Operations on long sets take longer.
+        let work = Work::of(effort.total / (W as u64 / 4).max(1));
+        Solver { dag, effort, graph, forward, work }
     }
 
     /// The best schedule for one budget, and its lower bound.
@@ -100,17 +109,18 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The same with this much work for the exact search.
     pub(crate) fn best_with(&self, memory: u64, effort: DagEffort, work: u64) -> Best<W> {
-        let (trial, seeds) = self.trials(memory, effort);
+        let (trial, seeds) = self.work.share(4, || self.trials(memory, effort));
         let mut best = trial.map(|trial| (trial.path, trial.cost));
         let worth = self.limit(best.as_ref()) - self.forward;
-        let bound = bound(&self.graph, memory, effort.of_bound(worth));
+        let bound = self.work.share(2, || bound(&self.graph, memory, effort.of_bound(worth), &self.work));
         let mut lower = self.forward + bound.extra;
         self.beams(memory, &bound, &seeds, effort, &mut best);
         for ahead in [false, true] {
             let limit = self.limit(best.as_ref());
             if limit > lower {
-                let search = Search::new(&self.graph, memory, &bound.after, limit, work);
-                let Found { better, lower: proven } = search.exact(ahead);
+                let search = self.search(memory, &bound, limit, work);
+                let (Found { better, lower: proven }, used) = search.exact(ahead);
+                self.work.spend(used);
                 let ended = better.is_some() || proven >= limit;
                 lower = if ahead { lower.max(proven) } else { lower };
                 best = better.or(best);
@@ -129,10 +139,24 @@ impl<'a, const W: usize> Solver<'a, W> {
         if let (Some(trial), _) = self.trials(memory, effort) {
             return Some((trial.path, trial.cost));
         }
-        let bound = bound(&self.graph, memory, effort.of_bound(f64::INFINITY));
-        let search = || Search::new(&self.graph, memory, &bound.after, f64::INFINITY, effort.work);
-        let narrow = |drops| search().beam(&[], self.width(drops, 4)).0;
-        narrow(2).or_else(|| narrow(3)).or_else(|| search().exact(false).better)
+        let bound = bound(&self.graph, memory, effort.of_bound(f64::INFINITY), &self.work);
+        let search = || self.search(memory, &bound, f64::INFINITY, effort.work);
+        let spent = |(better, used)| {
+            self.work.spend(used);
+            better
+        };
+        let narrow = |drops| spent(search().beam(&[], self.width(drops, 4)));
+        let exact = || {
+            let (Found { better, .. }, used) = search().exact(false);
+            spent((better, used))
+        };
+        narrow(2).or_else(|| narrow(3)).or_else(exact)
+    }
+
+    /// A search for schedules cheaper than `limit` with so much work, or with what is left of the total.
+    fn search<'b>(&'b self, memory: u64, bound: &'b Bound, limit: f64, work: u64) -> Search<'b, W> {
+        let left = self.work.left();
+        Search::new(&self.graph, memory, &bound.after, limit, work.min(left)).at_most(left)
     }
 
     fn width(&self, drops: usize, beam: usize) -> Width {
@@ -160,12 +184,13 @@ impl<'a, const W: usize> Solver<'a, W> {
         for beam in widths.take_while(|&width| width <= effort.beam) {
             for (seeds, drops) in ways {
                 let limit = self.limit(best.as_ref());
-                if limit <= self.forward + bound.extra || work == 0 {
+                if limit <= self.forward + bound.extra || work == 0 || self.work.is_done() {
                     return;
                 }
-                let search = Search::new(&self.graph, memory, &bound.after, limit, work);
+                let search = self.search(memory, bound, limit, work);
                 let (better, used) = search.beam(seeds, self.width(drops, beam));
                 work = work.saturating_sub(used);
+                self.work.spend(used);
                 *best = better.or(best.take());
             }
         }
@@ -173,22 +198,26 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The cheapest schedule from a kept set that fits, and the states of such schedules at the turn.
     fn trials(&self, memory: u64, effort: DagEffort) -> (Option<Trial<W>>, Vec<Seed<W>>) {
-        let labels = turn_labels(&self.graph, memory, effort.labels);
+        let mut labels = self.work.share(2, || turn_labels(&self.graph, memory, effort.labels, &self.work));
+        if labels.is_empty() {
+            // The work was used up. The set that keeps nothing needs no frontier.
+            labels.push(Label { bytes: 0, time: 0.0, keep: Vec::new() });
+        }
         let (mut best, mut seeds): (Option<Trial<W>>, _) = (None, Vec::new());
         // Half of the trials go to the fullest sets, half are spread over all: if a peak lies elsewhere than at the
         // turn, the sets that fill the turn do not fit.
         let dense = effort.trials / 2;
         let stride = (labels.len() / (dense + 1)).max(1);
         let tried = |(index, _): &(usize, &Label)| *index < dense || index % stride == 0;
-        for (_, label) in labels.iter().rev().enumerate().filter(tried) {
+        for (index, label) in labels.iter().rev().enumerate().filter(tried) {
             let cost = best.as_ref().map_or(f64::INFINITY, |trial| trial.cost);
             // Emptier sets cost more from here on.
-            if self.forward + label.time >= cost {
+            if self.forward + label.time >= cost || index > 0 && self.work.is_done() {
                 break;
             }
             let keep: Set<W> = label.keep.iter().copied().collect();
             for hold in [usize::MAX, 3, 1] {
-                let trial = lazy(&self.graph, &keep, hold);
+                let trial = lazy(&self.graph, &keep, hold, &self.work);
                 if hold == usize::MAX {
                     seeds.extend(self.seed(&trial, memory));
                 }
@@ -238,7 +267,9 @@ impl<'a, const W: usize> Solver<'a, W> {
                     steps.push(DagStep::Run(id));
                     let next = graph.held_ids.get(position + 1).map_or(&[][..], |ids| ids);
                     let there = graph.held_ids[position].iter().chain([&id]);
-                    steps.extend(there.filter(|id| !next.contains(id)).map(|&id| DagStep::Drop(id)));
+                    steps.extend(
+                        there.filter(|id| next.binary_search(id).is_err()).map(|&id| DagStep::Drop(id)),
+                    );
                 }
             }
         }

@@ -59,7 +59,8 @@ pub(crate) use time::{Backlog, seconds_after};
 pub(crate) use copy::Ends;
 pub use copy::{Copy, End};
 pub use replay::{
-    Exchange, Fault, Judged, RanksDiffer, ReplayError, exchanges, replay, replay_all, replay_ranks,
+    Exchange, Fault, Judged, RanksDiffer, ReplayError, Runnable, exchanges, replay, replay_all, replay_ranks,
+    runnable,
 };
 
 /// Index of a buffer in its schedule.

@@ -392,9 +392,11 @@ impl<B: Build> Searcher<B> {
         }
         let all = Request { micro_batch: None, ..request }.micro_batches()?;
         let open = Request { strategy: None, ..request };
+        // Of a large program, one other micro-batch is worth the time.
+        let large = self.work().largest > LARGE as u64;
         let micro_batches = all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed));
         let mut fitting = Vec::new();
-        for micro_batch in micro_batches {
+        for micro_batch in micro_batches.take(if large { 1 } else { usize::MAX }) {
             // Each for itself: a hint that is slower than another is still a hint.
             let mut own = Vec::new();
             self.look(&open, (micro_batch, false), |of| fastest_plans(of, &mut own))?;
@@ -402,7 +404,9 @@ impl<B: Build> Searcher<B> {
             fitting.extend(own);
         }
         let mut tiled = Vec::new();
-        self.look(&open, (1, true), |of| fastest_plans(of, &mut tiled))?;
+        if !large {
+            self.look(&open, (1, true), |of| fastest_plans(of, &mut tiled))?;
+        }
         // A fixed strategy is never tiled, so the hint is to fix none.
         fitting.extend(tiled.into_iter().map(|tried| Tried { strategy: Strategy::Auto, ..tried }));
         fitting.retain(|t| t.arena_bytes <= request.budget);
@@ -473,7 +477,7 @@ impl<B: Build> Searcher<B> {
     fn add_tables(&mut self, key: Key, program: Program, budget: u64) -> Result<(), SearchError> {
         let whole = self.room > 0 || program.train.facts.link.is_some();
         let cap = if whole { ArenaBytes::MAX } else { highest_budget(ArenaBytes(budget)) };
-        self.work.program();
+        self.work.program(program.train.graph.nodes().len());
         let tables = ProgramTables::new(program, cap, self.work.clone())?.sharing(&self.updates);
         self.tables.insert(key, tables);
         Ok(())

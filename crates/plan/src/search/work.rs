@@ -13,6 +13,8 @@ pub struct SearchWork {
     pub runs: u64,
     /// Optima that were made: lists of the sets of values that a layer may keep, with the peaks of each.
     pub optima: u64,
+    /// Nodes of the largest program.
+    pub largest: u64,
 }
 
 /// A count that a searcher shares with the tables of its programs.
@@ -25,9 +27,9 @@ impl WorkCount {
         self.0.get()
     }
 
-    /// Counts a program.
-    pub(super) fn program(&self) {
-        self.add(SearchWork { programs: 1, ..SearchWork::default() });
+    /// Counts a program of this many nodes.
+    pub(super) fn program(&self, nodes: usize) {
+        self.add(SearchWork { programs: 1, largest: nodes as u64, ..SearchWork::default() });
     }
 
     /// Counts a look at this many runs.
@@ -41,11 +43,12 @@ impl WorkCount {
     }
 
     fn add(&self, more: SearchWork) {
-        let SearchWork { programs, runs, optima } = self.0.get();
+        let SearchWork { programs, runs, optima, largest } = self.0.get();
         self.0.set(SearchWork {
             programs: programs + more.programs,
             runs: runs + more.runs,
             optima: optima + more.optima,
+            largest: largest.max(more.largest),
         });
     }
 }

@@ -62,6 +62,10 @@ impl Model for LanguageModel {
     fn needs_whole_weights(&self) -> Option<&'static str> {
         self.lora.as_ref().and_then(Lora::needs_whole_weights)
     }
+
+    fn grouped_tensors(&self) -> u64 {
+        self.architecture.grouped_tensors()
+    }
 }
 
 impl LanguageModel {

@@ -30,7 +30,7 @@ pub use plimsoll_model::hf::StoredName;
 pub use quantised::QuantisedBase;
 pub use quantised_tensor::QuantisedTensor;
 pub use safetensors::Dtype;
-pub use temporary::{check_writable, temporary_file};
+pub use temporary::{check_writable, clear_temporaries, temporary_file};
 pub use tensors::{StoredTensor, TensorFile};
 pub use weights::{Loaded, ModelFormat, WholeState, load_weights, save_weights};
 pub(crate) use weights::{in_file, write_model};

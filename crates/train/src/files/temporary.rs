@@ -1,11 +1,13 @@
 //! Temporary files under unpredictable names, created exclusively: a link that someone has put in the way is never
 //! followed, and no file is truncated.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Names that are tried before the folder is given up.
 const TRIES: u32 = 100;
@@ -29,6 +31,32 @@ pub fn temporary_file(folder: &Path, around: (&str, &str), mode: u32) -> io::Res
         }
     }
     Err(io::Error::from(io::ErrorKind::AlreadyExists))
+}
+
+/// Removes temporary files that killed processes left in `folder` under names of this form: plain files of this user, older
+/// than `age`. What cannot be removed stays: no run depends on it.
+pub fn clear_temporaries(folder: &Path, around: (&str, &str), age: Duration) {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    for entry in entries.filter(|entry| has_form(&entry.file_name(), around)) {
+        if is_left(&entry.path(), age) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether [`temporary_file`] could have given this name.
+fn has_form(name: &OsStr, (prefix, suffix): (&str, &str)) -> bool {
+    let middle = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix));
+    middle.is_some_and(|middle| middle.len() == 16 && middle.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// Whether a path is a plain file of this user that nobody has written for so long.
+fn is_left(path: &Path, age: Duration) -> bool {
+    let Ok(found) = fs::symlink_metadata(path) else { return false };
+    // The folder of this process's own entry in `/proc` belongs to its user.
+    let own = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == found.uid());
+    let old = found.modified().is_ok_and(|written| written.elapsed().is_ok_and(|passed| passed > age));
+    found.is_file() && own && old
 }
 
 /// Checks that files can be created in a folder, and removes the file of an earlier check that was killed.
@@ -60,6 +88,7 @@ fn removed(result: io::Result<()>) -> io::Result<()> {
 mod tests {
     use std::collections::BTreeSet;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::time::SystemTime;
 
     use super::*;
     use crate::scratch::Scratch;
@@ -72,6 +101,24 @@ mod tests {
         let names: BTreeSet<_> = made.iter().map(|(_, path)| path.clone()).collect();
         assert_eq!(names.len(), 50);
         assert_eq!(made[0].0.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn temporary_files_are_cleared_where_they_are_old_and_ours_and_nothing_else() {
+        let folder = Scratch::new();
+        let names = ["a-0123456789abcdef.b", "a-fedcba9876543210.b", "a-0123.b", "a-0123456789abcdef.c"];
+        for name in names {
+            let file = File::options().write(true).open(folder.write(name, "")).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_hours(2)).unwrap();
+        }
+        let fresh = folder.write(names[1], "");
+        File::options().write(true).open(&fresh).unwrap().set_modified(SystemTime::now()).unwrap();
+        symlink(&fresh, folder.path().join("a-aaaaaaaaaaaaaaaa.b")).unwrap();
+        fs::create_dir(folder.path().join("a-bbbbbbbbbbbbbbbb.b")).unwrap();
+        clear_temporaries(folder.path(), ("a-", ".b"), Duration::from_hours(1));
+        let left: BTreeSet<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(!left.contains(OsStr::new(names[0])) && left.len() == 5, "{left:?}");
     }
 
     #[test]

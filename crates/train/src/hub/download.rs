@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use plimsoll_exec::cpu::free_disk_bytes;
 
@@ -11,6 +12,7 @@ use super::Hub;
 use super::blobs::Content;
 use super::cache::{CachedModel, INDEX, SINGLE, shards};
 use super::fault::Fault;
+use super::limits::HubLimits;
 use super::partial::Partial;
 use super::requests::{Answer, Client, Described, Question, content_range};
 use super::store::Store;
@@ -159,6 +161,7 @@ impl Files<'_> {
             return Err(Fault::Excess(bytes));
         }
         let (mut body, mut piece) = (answer.body.into_reader(), vec![0; 256 << 10]);
+        let mut pace = Pace::new(&self.hub.limits);
         loop {
             let count = match body.read(&mut piece) {
                 Ok(count) => count,
@@ -170,12 +173,40 @@ impl Files<'_> {
             }
             if count > 0 {
                 partial.append(&piece[..count])?;
+                pace.count(count)?;
             } else if partial.missing() > 0 {
                 return Err(Fault::Broken(format!("it broke off with {} bytes to come", partial.missing())));
             } else {
                 return Ok(());
             }
         }
+    }
+}
+
+/// The bytes that came in the present window of time.
+struct Pace<'a> {
+    limits: &'a HubLimits,
+    since: Instant,
+    bytes: u64,
+}
+
+impl Pace<'_> {
+    fn new(limits: &HubLimits) -> Pace<'_> {
+        Pace { limits, since: Instant::now(), bytes: 0 }
+    }
+
+    /// Counts bytes that came. At the end of a window in which too few came, the connection is given up.
+    fn count(&mut self, came: usize) -> Result<(), Fault> {
+        let HubLimits { least, window, .. } = *self.limits;
+        self.bytes += came as u64;
+        if self.since.elapsed() < window {
+            return Ok(());
+        }
+        if self.bytes < least {
+            return Err(Fault::Broken(format!("only {} bytes came in {window:?}", self.bytes)));
+        }
+        *self = Pace::new(self.limits);
+        Ok(())
     }
 }
 

@@ -10,6 +10,11 @@ pub struct HubLimits {
     /// Time without a single byte after which a connection counts as broken. Another process that downloads the same
     /// file is given the same time.
     pub stall: Duration,
+    /// Bytes that a file's connection must bring in each [`window`](Self::window), so that a byte now and then does not
+    /// keep a run waiting.
+    pub least: u64,
+    /// The time in which they must come.
+    pub window: Duration,
     /// Time for a whole answer that is not a file, redirects included; also for the headers of a file.
     pub metadata: Duration,
     /// Tries after a broken connection or a busy server; each continues where the last one stopped.
@@ -31,6 +36,9 @@ impl Default for HubLimits {
         HubLimits {
             connect: Duration::from_secs(15),
             stall: Duration::from_secs(30),
+            // A tenth of what a telephone line brings.
+            least: 60 << 10,
+            window: Duration::from_mins(1),
             metadata: Duration::from_secs(30),
             retries: 5,
             pause: Duration::from_millis(500),

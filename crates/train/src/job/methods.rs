@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::{Alternative, TrainError};
 use crate::memory::Budget;
 use crate::optimizer::WeightStorage;
-use crate::planning::{Programs, fits_within, forward, plan_alone};
+use crate::planning::{Programs, fits_within, forward, plan_alone, worth_planning};
 use crate::settings::RawConfig;
 
 /// A way to train.
@@ -318,6 +318,7 @@ pub fn propose_methods(error: TrainError, config: &Config, facts: DeviceFacts<'_
     if full && budget.arena() > 0 {
         let raw = without_usual_weights(config);
         let proposed = METHODS.iter().filter(|method| PROPOSED.contains(&method.name));
+        let proposed = proposed.take(worth_planning(nodes(config)));
         alternatives.extend(proposed.filter_map(|method| method.proposal(&raw, config, facts, &budget)));
     }
     TrainError::Budget { budget, smallest, hints, alternatives, lacking }
@@ -350,6 +351,11 @@ impl Method {
         let why = format!("{name}, which trains {trained} parameters; `plan --methods` compares them");
         fits.then_some(Alternative { flags, why })
     }
+}
+
+/// About as many nodes as the training graph of a configuration has: four times those of its forward pass.
+fn nodes(config: &Config) -> u64 {
+    forward(&config.model, &config.options, 1).map_or(u64::MAX, |graph| 4 * graph.nodes().len() as u64)
 }
 
 /// Parameters that the configuration trains.

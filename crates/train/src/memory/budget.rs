@@ -38,6 +38,12 @@ const SEARCHED_ANYWAY: u64 = 1000;
 /// Actions whose bytes are part of [`ALLOWANCE`].
 const ACTIONS_ALLOWED: u64 = 1000;
 
+/// Bytes that the name and shape of one tensor of a group take outside the arena: in the graphs that are there at a time, in
+/// the engine and in the lists of files.
+const NAME_BYTES: u64 = 1000;
+/// Tensors of groups whose names are part of [`ALLOWANCE`].
+const NAMES_ALLOWED: u64 = 2000;
+
 /// Bytes of a GPU that its driver and libraries still take when kernels, products and attention first run. Single steps that
 /// were measured on an H200 add up to 26 MiB.
 const CARD_ALLOWANCE: u64 = 48 << 20;
@@ -216,25 +222,31 @@ impl Budget {
         )))
     }
 
-    /// The same budget with room outside the arena for the plan of `program`.
+    /// The same budget with room outside the arena for the plan of `program` and the names in it.
     #[must_use]
     pub fn beside(self, program: &Program) -> Budget {
-        self.beside_actions(Budget::actions_of(program))
+        self.beside_bytes(Budget::bytes_beside(program))
     }
 
-    /// The same budget with room outside the arena for a plan of this many actions.
+    /// The same budget with this much more room outside the arena.
     #[must_use]
-    pub fn beside_actions(self, actions: u64) -> Budget {
-        // Plans lie in the memory of the process, whatever memory a device has.
+    pub fn beside_bytes(self, bytes: u64) -> Budget {
+        // Plans and names lie in the memory of the process, whatever memory a device has.
         if self.ceiling.is_some() {
             return self;
         }
-        Budget { outside: self.outside + bytes_of_actions(actions), ..self }
+        Budget { outside: self.outside + bytes, ..self }
+    }
+
+    /// Bytes of the process that a plan of `program` and the names in its graphs take.
+    pub fn bytes_beside(program: &Program) -> u64 {
+        let tensors: usize = program.train.graph.states().iter().map(|state| state.parts.len()).sum();
+        bytes_of_actions(Budget::actions_of(program)) + bytes_of_names(tensors as u64)
     }
 
     /// Actions of a plan of `program`, assuming that every layer is recomputed once. Beside a tier a plan has transfers too,
     /// about as many as it has runs.
-    pub fn actions_of(program: &Program) -> u64 {
+    fn actions_of(program: &Program) -> u64 {
         let nodes = |part: &Costed, phase: Phase| {
             part.graph.nodes().iter().filter(|node| node.phase == phase && !node.op.is_view()).count() as u64
         };
@@ -246,21 +258,43 @@ impl Budget {
         if train.facts.link.is_some() { 2 * runs } else { runs }
     }
 
+    /// Refuses a budget that does not hold the names of so many tensors that lie in groups, such as experts. To be called
+    /// before any graph is built, since each holds them.
+    ///
+    /// # Errors
+    ///
+    /// With a budget that holds them.
+    pub fn can_name(&self, tensors: u64) -> Result<(), BudgetError> {
+        let names = bytes_of_names(tensors);
+        let needed = self.outside.saturating_add(names);
+        if self.ceiling.is_some() || names == 0 || needed <= self.total {
+            return Ok(());
+        }
+        let (enough, budget) = ((needed + SPARE).div_ceil(1 << 20), self.described());
+        Err(BudgetError::Refused(format!(
+            "the names of {tensors} tensors of experts take {} beside the arena, and the budget is {budget}; state --memory \
+             {enough}MiB or more to be told the least that works",
+            Size { bytes: names }
+        )))
+    }
+
     /// Refuses a stated budget that holds neither the search for a plan nor the plan itself, of a model whose forward pass
-    /// has `forward` nodes. To be called before any other graph is built, since these alone may take more than the budget.
+    /// has `forward` nodes and so many tensors in groups. To be called before any other graph is built, since these alone may
+    /// take more than the budget.
     ///
     /// # Errors
     ///
     /// With a budget in which a search can name the least one that works.
-    pub fn can_plan(&self, forward: u64, tier: bool) -> Result<(), BudgetError> {
+    pub fn can_plan(&self, forward: u64, tensors: u64, tier: bool) -> Result<(), BudgetError> {
         let elsewhere = self.ceiling.is_some() || self.origin != BudgetOrigin::Stated;
         if elsewhere || forward <= SEARCHED_ANYWAY {
             return Ok(());
         }
-        let searching = memory::process()?.resident + SEARCH_BYTES_PER_NODE * forward;
+        let names = bytes_of_names(tensors);
+        let searching = memory::process()?.resident + SEARCH_BYTES_PER_NODE * forward + names;
         // The first and further micro-batches run every forward node, and again where it is recomputed.
         let runs = 4 * forward;
-        let plan = self.beside_actions(if tier { 2 * runs } else { runs }).outside;
+        let plan = self.outside + bytes_of_actions(if tier { 2 * runs } else { runs }) + names;
         if searching <= self.total || plan <= self.total {
             return Ok(());
         }
@@ -347,6 +381,11 @@ fn automatic(resident: u64, free: u64) -> u64 {
 /// Bytes of a plan of this many actions, beyond those that are allowed for any plan.
 fn bytes_of_actions(actions: u64) -> u64 {
     (BYTES_PER_ACTION * actions.saturating_sub(ACTIONS_ALLOWED)).next_multiple_of(1 << 20)
+}
+
+/// Bytes of the names of this many tensors in groups, beyond those that are allowed for any model.
+fn bytes_of_names(tensors: u64) -> u64 {
+    NAME_BYTES.saturating_mul(tensors.saturating_sub(NAMES_ALLOWED)).next_multiple_of(1 << 20)
 }
 
 /// Bytes to reserve for code of which `touched` bytes are resident. The kernel maps some hundred KiB more or less from

@@ -32,4 +32,8 @@ impl<M: Model> Model for Adapted<M> {
     fn needs_whole_weights(&self) -> Option<&'static str> {
         self.lora.needs_whole_weights().or_else(|| self.model.needs_whole_weights())
     }
+
+    fn grouped_tensors(&self) -> u64 {
+        self.model.grouped_tensors()
+    }
 }

@@ -19,10 +19,23 @@ use crate::optimizer::{Optimizer, OptimizerKind, Update};
 /// More bytes than anything takes.
 const ENDLESS: u64 = 1 << 60;
 
-/// Adds the alternatives that were found to the error about a budget. Other errors stay as they are.
+/// Nodes of all programs that are built to look for other ways of asking. A thousand layers have 60,000 nodes, whose program
+/// is built in half a second.
+const NODES: u64 = 160_000;
+/// Programs that one way of asking takes, for micro-batches of both ends and where there are two passes.
+const PROGRAMS: u64 = 3;
+
+/// How many other ways of asking are worth planning for a program of so many nodes: always one, and all for short chains.
+pub(crate) fn worth_planning(nodes: u64) -> usize {
+    (NODES / (PROGRAMS * nodes.max(1))).max(1) as usize
+}
+
+/// Adds the alternatives that were found to the error about a budget. Other errors stay as they are. For a long program, of
+/// `nodes` nodes, only the first that are worth it are planned.
 pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
     error: TrainError,
     asked: &Programs<'_, M, F>,
+    nodes: u64,
 ) -> TrainError {
     let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
     // Where the plan itself leaves no byte to the arena, nothing fits.
@@ -30,23 +43,35 @@ pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
         let (alternatives, lacking) = (Vec::new(), None);
         return TrainError::Budget { budget, smallest, hints, alternatives, lacking };
     }
-    let found = [asked.offloaded(&budget), asked.in_eight_bits(&budget), asked.unlimited(&budget)];
-    let (alternatives, lacking) =
-        (found.into_iter().flatten().collect(), asked.roomier(&budget).map(Box::new));
+    let ways: [(bool, Way<'_, M, F>); 3] = [
+        (asked.offers_no_tier(), Programs::offloaded),
+        (asked.options.optimizer.kind == OptimizerKind::AdamW, Programs::in_eight_bits),
+        (asked.limits_gradients(), Programs::unlimited),
+    ];
+    let open = ways.into_iter().filter(|(open, _)| *open).take(worth_planning(nodes));
+    let alternatives = open.filter_map(|(_, way)| way(asked, &budget)).collect();
+    let lacking = asked.roomier(&budget).map(Box::new);
     TrainError::Budget { budget, smallest, hints, alternatives, lacking }
 }
 
+/// A way of asking that is planned before it is proposed.
+type Way<'a, M, F> = fn(&Programs<'a, M, F>, &Budget) -> Option<Alternative>;
+
 impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
+    /// Whether gradients persist because their norm is limited or the caller asks for it.
+    fn limits_gradients(&self) -> bool {
+        let Options { optimizer, update, .. } = self.options;
+        let limited = optimizer.max_grad_norm.is_some() || *update == Update::Separate;
+        limited && !optimizer.kind.is_zeroth_order()
+    }
+
     /// The request without a limit on the gradient norm, so that updates can run inside the backward pass.
     fn unlimited(&self, budget: &Budget) -> Option<Alternative> {
         let &Programs { model, facts, options } = self;
         let optimizer = Optimizer { max_grad_norm: None, ..options.optimizer };
         let relaxed = Options { optimizer, update: Update::InBackward, ..options.clone() };
         let separate = options.update == Update::Separate;
-        let limited = options.optimizer.max_grad_norm.is_some() || separate;
-        if !limited || relaxed.check_update().is_err() || options.optimizer.kind.is_zeroth_order() {
-            return None;
-        }
+        relaxed.check_update().ok()?;
         let choice = found(Programs { model, facts, options: &relaxed }, budget)?;
         let states = choice.program.train.graph.states().iter();
         let all = states.filter(|state| state.kind == StateKind::Transient);
@@ -64,8 +89,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         let &Programs { model, facts, options } = self;
         let optimizer = Optimizer { kind: OptimizerKind::AdamW8bit, ..options.optimizer };
         let relaxed = Options { optimizer, ..options.clone() };
-        let adamw = options.optimizer.kind == OptimizerKind::AdamW;
-        let fits = adamw && fits_within(model, facts, &relaxed, budget).unwrap_or(false);
+        let fits = fits_within(model, facts, &relaxed, budget).unwrap_or(false);
         fits.then(|| Alternative {
             flags: "--optim adamw_8bit".into(),
             why: "the optimizer's moments take a quarter of their bytes".into(),
@@ -107,13 +131,16 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         Some(space.host + space.disk)
     }
 
+    /// Whether there is another tier that was not offered. A GPU that is here offloads nothing yet, and neither do several
+    /// ranks.
+    fn offers_no_tier(&self) -> bool {
+        let &Options { ref offload, device, ranks, .. } = self.options;
+        offload.is_none() && device == DeviceKind::Cpu && ranks == 1
+    }
+
     /// With values and state that wait on another tier.
     fn offloaded(&self, budget: &Budget) -> Option<Alternative> {
         let &Programs { model, facts, options } = self;
-        // A GPU that is here offloads nothing yet, and neither do several ranks.
-        if options.offload.is_some() || options.device != DeviceKind::Cpu || options.ranks > 1 {
-            return None;
-        }
         // A device that is described has a host beside it; the CPU has a disk.
         let (tier, outside) =
             if budget.ceiling.is_some() { (Tier::Host, 0) } else { (Tier::Disk, OUTSIDE_BYTES) };
@@ -151,4 +178,61 @@ fn state_bytes(graph: &Graph, alignment: u64) -> u64 {
 fn everything(graph: &Graph) -> u64 {
     let values = graph.nodes().iter().flat_map(|node| &node.outputs);
     state_bytes(graph, 1) + values.map(|&value| graph.ty(value).bytes() as u64).sum::<u64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use plimsoll_exec::{CpuDevice, Device};
+    use plimsoll_graph::GraphError;
+    use plimsoll_model::Preset;
+
+    use super::*;
+    use crate::LanguageModel;
+    use crate::memory::BudgetOrigin;
+    use crate::planning::plan_with;
+
+    /// A chain that counts the nodes of the forward graphs that are built of it.
+    struct Counted {
+        model: LanguageModel,
+        nodes: Cell<usize>,
+    }
+
+    impl Model for Counted {
+        fn training(&self, rows: usize) -> Result<Graph, GraphError> {
+            let graph = self.model.training(rows)?;
+            self.nodes.set(self.nodes.get() + graph.nodes().len());
+            Ok(graph)
+        }
+    }
+
+    /// How many forward graphs a refusal builds, its ways out included.
+    fn built(layers: usize) -> usize {
+        let architecture = Preset::from_name("tiny").unwrap().model.with_layers(layers);
+        let model = LanguageModel { architecture, seq_len: 32, generate: false, lora: None };
+        let one = model.training(1).unwrap().nodes().len();
+        let model = Counted { model, nodes: Cell::new(0) };
+        let device = CpuDevice::new(1).unwrap();
+        let facts = |graph: &Graph| device.facts(graph);
+        let options = Options { global_batch: 8, ..Options::default() };
+        let total = (layers as u64) << 18;
+        let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
+        let mut searcher = Searcher::once(Programs { model: &model, facts: &facts, options: &options });
+        let error = plan_with(&mut searcher, budget).unwrap_err();
+        assert!(matches!(error, TrainError::Budget { .. }), "{error}");
+        model.nodes.get() / one
+    }
+
+    #[test]
+    fn a_refusal_of_a_long_chain_builds_fewer_programs_than_one_of_a_short_chain() {
+        let (short, long) = (built(12), built(500));
+        assert!(long < short && long <= 16, "{short} programs for 12 layers, {long} for 500");
+    }
+
+    #[test]
+    fn all_ways_are_planned_for_short_chains_and_one_for_the_longest() {
+        assert!(worth_planning(0) > 100 && worth_planning(4_000) > 8);
+        assert_eq!([20_000, 60_000, 1_000_000].map(worth_planning), [2, 1, 1]);
+    }
 }

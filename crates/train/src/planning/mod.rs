@@ -18,6 +18,7 @@ use crate::memory::Budget;
 use crate::optimizer::{self, Update, append_in_backward, append_probes, append_sharded, append_two_pass};
 pub use adapted::Adapted;
 use alternatives::propose;
+pub(crate) use alternatives::worth_planning;
 use exchange::{divided, for_stage, sum_over_ranks};
 pub use options::{Offload, Options};
 pub use plan_file::plan_from_file;
@@ -58,6 +59,12 @@ pub trait Model {
     /// What needs whole weights outside the graphs, in words, if anything does.
     fn needs_whole_weights(&self) -> Option<&'static str> {
         None
+    }
+
+    /// Tensors that lie with others in one range of state, each under a name that every graph holds. Their number is
+    /// asked before a graph is built, because the names alone may be more than a budget.
+    fn grouped_tensors(&self) -> u64 {
+        0
     }
 }
 
@@ -119,9 +126,12 @@ pub fn check_room_to_plan(
     device: &dyn Device,
     options: &Options,
 ) -> Result<(), TrainError> {
+    let budget = options.budget_on(device)?;
+    let tensors = model.grouped_tensors();
+    budget.can_name(tensors)?;
     let graph = forward(model, options, options.micro_batch.unwrap_or(1))?;
     let nodes = graph.nodes().iter().filter(|node| !node.op.is_view()).count() as u64;
-    Ok(options.budget_on(device)?.can_plan(nodes, options.offload.is_some())?)
+    Ok(options.budget_on(device)?.can_plan(nodes, tensors, options.offload.is_some())?)
 }
 
 /// Finds the fastest plan inside `budget` for a device that `facts` speaks for and that need not be here.
@@ -147,7 +157,7 @@ pub fn plan_with<M: Model, F: Fn(&Graph) -> Facts + Copy>(
     searcher: &mut Searcher<Programs<'_, M, F>>,
     budget: Budget,
 ) -> Result<Planned, TrainError> {
-    plan_alone(searcher, budget).map_err(|error| propose(error, searcher.build()))
+    plan_alone(searcher, budget).map_err(|error| propose(error, searcher.build(), searcher.work().largest))
 }
 
 /// As [`plan_with`], but plans no alternatives where nothing fits.
@@ -163,10 +173,13 @@ pub(crate) fn plan_alone<M: Model, F: Fn(&Graph) -> Facts + Copy>(
     let in_two = |two: &Options| search(two.request(&budget), Programs { model, facts, options: two });
     let mut error = match found {
         Ok(choice) => {
-            let worth = |two: &&Options| could_be_faster(model, facts, two, &choice);
-            // Of a large program only a faster plan is looked for, since a whole search takes as long as the first.
+            // Of a large program only a faster plan is looked for, since a whole search takes as long as the first. Beside a
+            // tier not even that: gradients can leave the arena there, which is what two passes are for.
             let seconds = choice.step_seconds();
-            let large = choice.program.train.graph.nodes().len() > LARGE;
+            let Costed { graph, facts: of_graph } = &choice.program.train;
+            let large = graph.nodes().len() > LARGE;
+            let tier = of_graph.link.is_some();
+            let worth = |two: &&Options| !(large && tier) && could_be_faster(model, facts, two, &choice);
             let below = |two: &Options| {
                 let mut searcher = Searcher::once(Programs { model, facts, options: two });
                 searcher.search_below(two.request(&budget), seconds).ok().flatten()

@@ -3,7 +3,7 @@
 
 use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Facts, Schedule, Space, Tier};
+use plimsoll_plan::{Facts, Runnable, Space, Tier};
 use plimsoll_train::TrainError;
 use plimsoll_train::trainer::{Event, Listener, TrainLoop};
 use tempfile::TempDir;
@@ -41,8 +41,8 @@ impl Device for Lost {
         self.device.reserve(space)
     }
 
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
-        self.device.prepare(graph, schedule)
+    fn prepare(&mut self, schedule: &Runnable) -> Result<ScheduleId, ExecError> {
+        self.device.prepare(schedule)
     }
 
     fn map(&mut self) -> Result<(), ExecError> {

@@ -4,7 +4,7 @@
 
 use plimsoll_exec::{Device, ExecError, MemoryPool, ScheduleId};
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Facts, Schedule, Space};
+use plimsoll_plan::{Facts, Runnable, Space};
 use plimsoll_train::{LanguageModel, Options, Planned, Run, TrainError, plan_for};
 
 use crate::support::{Batch, Size, llama};
@@ -47,8 +47,8 @@ impl Device for Card {
         self.inner.reserve(space)
     }
 
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
-        self.inner.prepare(graph, schedule)
+    fn prepare(&mut self, schedule: &Runnable) -> Result<ScheduleId, ExecError> {
+        self.inner.prepare(schedule)
     }
 
     fn warm_up(&mut self) -> Result<(), ExecError> {

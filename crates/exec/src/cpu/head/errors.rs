@@ -56,10 +56,11 @@ widest! {
     /// 1 where another word is likelier than the target, 0 where none is, NaN where some logit is no number below infinity.
     fn beaten(row: &[f32], target: usize) -> f32 {
         let chosen = row[target];
-        let lost = row.iter().fold(false, |lost, &x| lost | !(x < f32::INFINITY));
-        let before = row[..target].iter().fold(false, |beaten, &x| beaten | (x >= chosen));
-        let beaten = row[target..].iter().fold(before, |beaten, &x| beaten | (x > chosen));
-        match (lost, beaten) {
+        // Counts, because a search that ends early looks at one number at a time.
+        let lost = row.iter().filter(|x| x.is_nan() || **x == f32::INFINITY).count();
+        let before = row[..target].iter().filter(|x| **x >= chosen).count();
+        let beaten = before + row[target..].iter().filter(|x| **x > chosen).count();
+        match (lost > 0, beaten > 0) {
             (true, _) => f32::NAN,
             (false, true) => 1.0,
             (false, false) => 0.0,

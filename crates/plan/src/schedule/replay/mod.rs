@@ -30,6 +30,7 @@ mod exchange;
 mod open;
 mod open_transfer;
 mod ranks;
+mod runnable;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -45,6 +46,7 @@ use exchange::Exchanges;
 pub use exchange::{Exchange, exchanges};
 pub use open::{Judged, replay_all};
 pub use ranks::{RanksDiffer, replay_ranks};
+pub use runnable::{Runnable, runnable};
 
 /// Why a schedule must not run. `action` is an index into the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -156,7 +156,9 @@ impl Peer {
     fn enqueue(&mut self, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         self.outgoing.extend_from_slice(&(length as u32).to_le_bytes());
-        parts.iter().for_each(|part| self.outgoing.extend_from_slice(part));
+        for part in parts {
+            self.outgoing.extend_from_slice(part);
+        }
     }
 
     /// Sends as much as the connection takes.
