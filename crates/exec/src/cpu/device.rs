@@ -379,7 +379,9 @@ impl CpuDevice {
     /// are none: inputs and outputs lie elsewhere.
     fn free(&self, first: *mut u8, bytes: usize, directions: &[Direction]) {
         if let Some(disk) = &self.disk {
-            directions.iter().for_each(|&way| disk.free(way, first.addr()..first.addr() + bytes));
+            for &way in directions {
+                disk.free(way, first.addr()..first.addr() + bytes);
+            }
         }
     }
 

@@ -85,7 +85,7 @@ fn least(
     budget: &Budget,
 ) -> Result<u64, TrainError> {
     let mut least = u64::MAX;
-    for options in options.stages() {
+    for options in options.stages(&config.model) {
         let programs = Programs { model: &config.model, facts, options: &options };
         let smallest = Searcher::once(programs).smallest(options.request(budget));
         least = least.min(smallest.map_err(|error| TrainError::search(error, budget))?.arena_bytes);

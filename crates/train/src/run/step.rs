@@ -205,8 +205,9 @@ impl Step<'_> {
     fn probe(&mut self, inputs: &[(&str, Data)], probes: usize) -> Result<(), TrainError> {
         self.run.add_answers(inputs);
         for probe in 0..probes {
-            let place = |probes: &Probes| (probes.place(probe), probes.scale(self.scale));
-            let ((direction, size), scale) = self.run.probes.as_ref().map_or(((0, 0.0), self.scale), place);
+            let of_loss = self.scale();
+            let place = |probes: &Probes| (probes.place(probe), probes.scale(of_loss));
+            let ((direction, size), scale) = self.run.probes.as_ref().map_or(((0, 0.0), of_loss), place);
             let next = if probe + 1 < probes { Some(Role::First) } else { self.next_role() };
             let own = OwnInputs {
                 probe: self.run.drawn(direction),
@@ -244,6 +245,7 @@ impl Step<'_> {
 
     /// Sums the losses of each probe over the micro-batches; the loss of a micro-batch is the mean over its probes.
     fn collect_probes(&mut self) -> Result<(), TrainError> {
+        let of_loss = self.scale();
         let Run { engine, losses, probes, .. } = &mut *self.run;
         let Some(probes) = probes else { return Ok(()) };
         let mut observed = engine.observed()?;
@@ -253,7 +255,7 @@ impl Step<'_> {
                 *sum += loss;
                 mean += loss;
             }
-            losses.push(mean / probes.count() as f32 * probes.share(self.scale));
+            losses.push(mean / probes.count() as f32 * probes.share(of_loss));
         }
         Ok(())
     }
@@ -383,12 +385,17 @@ impl Step<'_> {
         self.run_with(role, inputs, &self.own_inputs(before, clip), next)
     }
 
+    /// One over the targets of the whole step.
+    fn scale(&self) -> f32 {
+        1.0 / self.targets.max(1) as f32
+    }
+
     /// What the run itself gives to a pass with `before` micro-batches of the step before it.
     fn own_inputs(&self, before: usize, clip: f32) -> OwnInputs {
         OwnInputs {
             clip: [clip],
             lr: [self.lr],
-            scale: [1.0 / self.targets.max(1) as f32],
+            scale: [self.scale()],
             step: [(self.run.steps() + 1) as f32],
             rng: self.run.rng(before),
             ..OwnInputs::default()
