@@ -59,12 +59,12 @@ fn train_tied(choice: Choice, vocab: usize, threads: usize) -> Vec<u32> {
 #[test]
 fn a_tied_router_trains_to_the_same_bits_beside_a_disk_on_any_number_of_threads() {
     for capacity in [None, Some(1.0)] {
-        let case = case(capacity, Precision::F32);
+        let mut case = case(capacity, Precision::F32);
         let vocab = case.model.architecture.vocab();
         let expected = train_tied(case.plan(None, u64::MAX).unwrap(), vocab, 2);
-        let least = case.smallest(Some(DISK));
         for threads in [1, 3] {
-            let choice = case.plan(Some(DISK), least).unwrap();
+            case.options.threads = threads;
+            let choice = case.plan(Some(DISK), case.smallest(Some(DISK))).unwrap();
             assert!(train_tied(choice, vocab, threads) == expected, "{threads} threads, {capacity:?}");
         }
     }
