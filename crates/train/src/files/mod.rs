@@ -20,8 +20,11 @@ mod whole;
 mod write;
 mod writer;
 
-pub(crate) use beside::{MORE_TEMPLATES, MOST_TEMPLATES, is_template};
-pub(crate) use beside::{beside, copy_beside, goes_along, own_subfolder, refuse_links_elsewhere};
+pub(crate) use beside::{
+    MORE_TEMPLATES, beside, copy_beside, goes_along, own_subfolder, refuse_links_elsewhere,
+};
+#[cfg(feature = "hub")]
+pub(crate) use beside::{MOST_TEMPLATES, is_template};
 pub(crate) use byte_models::{TOKENS, reads_bytes};
 pub use error::{FileError, WeightError};
 pub(crate) use folder::Index;
