@@ -396,6 +396,7 @@ pub(crate) fn peaks(
 ) -> (u64, u64) {
     let sequence = recompute::part(graph, &layer.forward, &layer.backward, kept);
     let lifetimes = Lifetimes::of_part(graph, facts, scratch, &sequence);
+    let among = recompute::members(graph, layer.forward.iter().chain(&layer.backward));
     let turn = layer.forward.len();
     // One entry per slot: the time its counted buffers span.
     let mut spans: Vec<Option<Slot>> = vec![None; lifetimes.slots.len()];
@@ -406,9 +407,7 @@ pub(crate) fn peaks(
             continue;
         }
         if let Contents::Value(value) = buffer.contents {
-            let own = graph
-                .producer(value)
-                .is_some_and(|node| layer.forward.contains(&node) || layer.backward.contains(&node));
+            let own = graph.producer(value).is_some_and(|node| among[node.index()]);
             match graph.value(value).source {
                 ValueSource::Input | ValueSource::State => continue,
                 ValueSource::Node { .. } if value == layer.input || beside.contains(&value) => continue,
