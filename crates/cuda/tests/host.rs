@@ -29,13 +29,13 @@ fn every_case_holds_with_kernels_built_for_the_host() {
 }
 
 #[test]
-fn a_head_in_chunks_of_forty_rows_gives_the_same_loss_and_gradients() {
+fn a_head_in_chunks_of_forty_rows_gives_the_same_loss_gradients_and_errors() {
     let faults = faults(SMALL, &heads());
     assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
 }
 
 fn heads() -> Vec<Case> {
-    cases::all().into_iter().filter(|case| case.op.name().starts_with("head_loss")).collect()
+    cases::all().into_iter().filter(|case| case.op.name().starts_with("head_")).collect()
 }
 
 #[test]

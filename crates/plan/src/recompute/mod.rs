@@ -13,6 +13,6 @@ mod strategy;
 
 pub(crate) use layers::{layer_names, layers};
 pub(crate) use regions::{Item, Regions};
-pub(crate) use run_order::{Order, Run, forward, micro_batch, part, update};
+pub(crate) use run_order::{Order, Run, forward, members, micro_batch, part, update};
 
 pub use strategy::Strategy;

@@ -60,9 +60,8 @@ pub(crate) fn micro_batch(graph: &Graph, order: &Order) -> Sequence {
 pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept: &[Value]) -> Sequence {
     let mut writer =
         Writer { graph, sequence: Sequence::default(), resident: Resident::new(graph.value_count()) };
-    let own = |value: Value| {
-        graph.producer(value).is_some_and(|node| forward.contains(&node) || backward.contains(&node))
-    };
+    let among = members(graph, forward.iter().chain(backward));
+    let own = |value: Value| graph.producer(value).is_some_and(|node| among[node.index()]);
     for &id in forward.iter().chain(backward) {
         for &input in &graph.node(id).inputs {
             let storage = graph.storage(input);
@@ -91,6 +90,15 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
     // Between the two passes other layers run.
     begin_gathers_ahead(graph, &mut writer.sequence, |at, _| usize::from(at >= forward.len()));
     writer.sequence
+}
+
+/// Whether each node of a graph is one of these.
+pub(crate) fn members<'a>(graph: &Graph, nodes: impl Iterator<Item = &'a NodeId>) -> Vec<bool> {
+    let mut among = vec![false; graph.nodes().len()];
+    for id in nodes {
+        among[id.index()] = true;
+    }
+    among
 }
 
 /// The forward pass alone.

@@ -399,6 +399,7 @@ pub(crate) fn peaks(
 ) -> (u64, u64) {
     let sequence = recompute::part(graph, &layer.forward, &layer.backward, kept);
     let lifetimes = Lifetimes::of_part(graph, facts, scratch, &sequence);
+    let among = recompute::members(graph, layer.forward.iter().chain(&layer.backward));
     // A gather is two actions: it begins and is awaited.
     let gathers = layer.forward.iter().filter(|&&id| graph.gathers(id)).count();
     let turn = layer.forward.len() + gathers;
@@ -411,9 +412,7 @@ pub(crate) fn peaks(
             continue;
         }
         if let Contents::Value(value) = buffer.contents {
-            let own = graph
-                .producer(value)
-                .is_some_and(|node| layer.forward.contains(&node) || layer.backward.contains(&node));
+            let own = graph.producer(value).is_some_and(|node| among[node.index()]);
             match graph.value(value).source {
                 ValueSource::Input | ValueSource::State => continue,
                 ValueSource::Node { .. } if value == layer.input || beside.contains(&value) => continue,
