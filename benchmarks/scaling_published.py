@@ -15,19 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 A100_40 = ["--device", "cuda:a100-40", "--rank-link", "300GB/s,5us", "--node-link", "200Gb/s,10us", "--ranks-per-node", "8"]
+A100_80 = ["--device", "cuda:a100-80", *A100_40[2:]]
 H200 = ["--device", "cuda:h200", "--rank-link", "450GB/s,5us", "--node-link", "400Gb/s,10us", "--ranks-per-node", "8"]
 H100 = ["--device", "cuda:h100", "--rank-link", "450GB/s,5us", "--node-link", "400Gb/s,10us", "--ranks-per-node", "8"]
 
 
-def mpt(width: int, layers: int, heads: int) -> dict:
-    """A GPT-2 of the size of one of MosaicML's models, whose only differences are ALiBi and absent biases."""
+def gpt(width: int, layers: int, heads: int) -> dict:
+    """A GPT-2 of some size. MosaicML's MPT differs in ALiBi and absent biases alone."""
     return {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": 2048,
             "vocab_size": 50368, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 @dataclass
 class Case:
-    """Published tokens a second of each GPU by the number of GPUs; the first is the base."""
+    """Published tokens (or TFLOP) a second of each GPU by the number of GPUs; the first is the base."""
 
     name: str
     cluster: list[str]
@@ -41,21 +42,27 @@ class Case:
 
 TITAN = "torchtitan, Llama 3.1 8B, 2 × 8192"
 FOUNDRY = "llm-foundry, MPT"
+# TFLOP/s of each GPU, measured in pixels of the bars of figure 5b: 250 TFLOP/s are 203 pixels.
+AZURE = {1: {128: 94.2, 256: 80.7, 512: 70.8, 1024: 48.6}, 2: {128: 127.5, 256: 116.4, 512: 107.8, 1024: 80.7},
+         4: {128: 168.1, 256: 161.9, 512: 153.3, 1024: 133.6}, 8: {128: 180.4, 256: 176.7, 512: 175.5, 1024: 164.4},
+         16: {128: 192.7, 256: 201.4, 512: 195.2, 1024: 190.3}}
 CASES = [
     Case(f"{TITAN}, eager", H100, "llama-3.1-8b", 8192, 2, "full", "f32", {8: 5762, 128: 5605}),
     Case(f"{TITAN}, compiled", H100, "llama-3.1-8b", 8192, 2, "full", "f32", {8: 6667, 128: 6514}),
     Case(f"{TITAN}, compiled, float8 (planned in bf16)", H100, "llama-3.1-8b", 8192, 2, "full", "f32", {8: 8532, 128: 8380}),
     Case(f"{TITAN}, compiled, float8 (planned in bf16), Trainy", H200, "llama-3.1-8b", 8192, 2, "full", "f32", {32: 10938, 64: 10753}),
-    Case(f"{FOUNDRY} 7b, 18 × 2048", A100_40, mpt(4096, 32, 32), 2048, 18, "full", "bf16", {32: 3725, 64: 3665, 128: 3623}),
-    Case(f"{FOUNDRY} 13b, 16 × 2048", A100_40, mpt(5120, 40, 40), 2048, 16, "full", "bf16", {64: 1976, 128: 1972}),
-    Case(f"{FOUNDRY} 3b, 6 × 2048", A100_40, mpt(2560, 32, 20), 2048, 6, "none", "bf16", {32: 9914, 64: 9736, 128: 9538}),
-    Case(f"{FOUNDRY} 1b, 10 × 2048", A100_40, mpt(2048, 24, 16), 2048, 10, "none", "bf16", {32: 15555, 64: 19001, 128: 18647}),
-    Case(f"{FOUNDRY} 760m, 12 × 2048", A100_40, mpt(1536, 24, 12), 2048, 12, "none", "bf16",
+    Case(f"{FOUNDRY} 7b, 18 × 2048", A100_40, gpt(4096, 32, 32), 2048, 18, "full", "bf16", {32: 3725, 64: 3665, 128: 3623}),
+    Case(f"{FOUNDRY} 13b, 16 × 2048", A100_40, gpt(5120, 40, 40), 2048, 16, "full", "bf16", {64: 1976, 128: 1972}),
+    Case(f"{FOUNDRY} 3b, 6 × 2048", A100_40, gpt(2560, 32, 20), 2048, 6, "none", "bf16", {32: 9914, 64: 9736, 128: 9538}),
+    Case(f"{FOUNDRY} 1b, 10 × 2048", A100_40, gpt(2048, 24, 16), 2048, 10, "none", "bf16", {32: 15555, 64: 19001, 128: 18647}),
+    Case(f"{FOUNDRY} 760m, 12 × 2048", A100_40, gpt(1536, 24, 12), 2048, 12, "none", "bf16",
          {16: 29607, 32: 29648, 64: 29344, 128: 28940}),
-    Case(f"{FOUNDRY} 350m, 18 × 2048", A100_40, mpt(1024, 24, 16), 2048, 18, "none", "bf16",
+    Case(f"{FOUNDRY} 350m, 18 × 2048", A100_40, gpt(1024, 24, 16), 2048, 18, "none", "bf16",
          {16: 55413, 32: 53811, 64: 52689, 128: 51934}),
-    Case(f"{FOUNDRY} 125m, 26 × 2048", A100_40, mpt(768, 12, 12), 2048, 26, "none", "bf16",
+    Case(f"{FOUNDRY} 125m, 26 × 2048", A100_40, gpt(768, 12, 12), 2048, 26, "none", "bf16",
          {16: 130535, 32: 127122, 64: 125234, 128: 123936}),
+    *(Case(f"DeepSpeed, GPT 175B, {rows} × 1024, TFLOP/s", A100_80, gpt(12288, 96, 96), 1024, rows, "full", "bf16", published)
+      for rows, published in AZURE.items()),
 ]
 
 
@@ -92,7 +99,7 @@ def rows_of(case: Case, planned: dict[int, dict]) -> list[str]:
 
 
 def main() -> None:
-    binary, stage = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "2"
+    binary, stage = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "3"
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             for row in rows_of(case, planned(binary, case, stage, Path(folder))):
