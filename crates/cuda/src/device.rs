@@ -25,7 +25,6 @@ use crate::lower::{
     Arg, Attention, AttentionShape, AttentionTensor, Check, DocumentForm, Launch, Library, Limits,
     LoweredSchedule, Place, Product, Signature, StreamStep,
 };
-
 use crate::options::{CudaOptions, Products};
 use crate::prepared::{BoundProgram, Prepared, Ready};
 
@@ -42,7 +41,6 @@ pub struct CudaDevice {
     // In the order in which they must be dropped: unmapping waits for the GPU, and a library needs the stream to end.
     schedules: Vec<Prepared>,
     mapping: Option<Mapping>,
-    /// The other ranks.
     world: Option<World>,
     libraries: Libraries,
     pub(crate) library: Vendor,
@@ -377,8 +375,7 @@ impl Device for CudaDevice {
     /// Runs each library op once, on memory that exists only in part: every block of the arena's addresses maps to the
     /// same few bytes. The numbers are nonsense and are never read, but the driver has then loaded and allocated
     /// everything it will need. Scratch is real memory, since libraries wait for flags in it. Our own kernels need no
-    /// run: they were loaded when they were bound and have no stack, and some follow ids to addresses, which must not
-    /// be nonsense.
+    /// run: they were loaded when they were bound and have no stack, and some follow ids to real addresses.
     fn warm_up(&mut self) -> Result<(), ExecError> {
         let folded = Folded::new(&self.range, self.arena_bytes)?;
         self.stream.fill(self.range.base(), folded.bytes(), 0)?;
