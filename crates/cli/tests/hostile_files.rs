@@ -121,14 +121,14 @@ fn a_plan_is_handed_on_under_a_name_that_nobody_foresees() {
     let (_, said) = texts(&output);
     let smallest = said.split("--memory ").nth(1).and_then(|rest| rest.split("MiB").next()).unwrap();
     let memory = smallest.parse::<u64>().unwrap() + 4;
+    // A process that was killed long ago left its plan.
+    let old = File::create(home.path("tmp/plimsoll-plan-0123456789abcdef.json")).unwrap();
+    old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
     let mut command = home.command(&format!("{train} --memory {memory}MiB"));
     command.env("TMPDIR", home.path("tmp")).stdout(std::process::Stdio::null());
     let child = command.spawn().unwrap();
     let link = home.path(&format!("tmp/plimsoll-{0}.json.{0}.part", child.id()));
     symlink(home.path("secret"), &link).unwrap();
-    // A process that was killed long ago left its plan.
-    let old = File::create(home.path("tmp/plimsoll-plan-0123456789abcdef.json")).unwrap();
-    old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", texts(&output).1);
     assert_eq!(home.read("secret"), SECRET.as_bytes());

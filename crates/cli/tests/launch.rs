@@ -81,8 +81,8 @@ fn a_wrong_flag_is_told_by_the_first_process_alone() {
 }
 
 /// Two epochs of a small text, with rows that end before the others, clipped at every step.
-const RUN: &str = "train --model model --data text.txt --seq-len 16 --global-batch 8 --micro-batch 1 --memory 128MiB \
-                   --max-steps 6 --save-steps 3 --threads 1 --report-to none --max-grad-norm 0.25 --learning-rate 0.01";
+const RUN: &str = "train --model model --data text.txt --seq-len 16 --micro-batch 1 --memory 128MiB --save-steps 3 --threads 1 \
+                   --report-to none --max-grad-norm 0.25 --learning-rate 0.01";
 
 /// Processes as `torchrun` starts them on one machine, rank 0 last.
 fn torchrun(home: &Home, ranks: usize, arguments: &str) -> Vec<Child> {
@@ -104,7 +104,10 @@ fn ended(processes: Vec<Child>) -> Vec<Output> {
 
 #[test]
 fn processes_that_meet_at_an_address_train_as_threads_do() {
-    for (ranks, settings) in [(2, "--zero-stage 0"), (3, "--zero-stage 2 --global-batch 6")] {
+    for (ranks, settings) in [
+        (2, "--zero-stage 0 --global-batch 8 --max-steps 6"),
+        (3, "--zero-stage 2 --global-batch 6 --max-steps 6"),
+    ] {
         let home = Home::with_model();
         home.done(&format!("{RUN} {settings} --ranks {ranks} --output-dir threads"));
         let outputs = ended(torchrun(&home, ranks, &format!("{RUN} {settings} --output-dir processes")));
@@ -122,7 +125,8 @@ fn processes_that_meet_at_an_address_train_as_threads_do() {
 #[test]
 fn a_process_that_is_killed_ends_the_others_at_once_with_its_number() {
     let home = Home::with_model();
-    let mut processes = torchrun(&home, 2, &format!("{RUN} --max-steps 100000 --output-dir out"));
+    let mut processes =
+        torchrun(&home, 2, &format!("{RUN} --global-batch 8 --max-steps 100000 --output-dir out"));
     let begin = Instant::now();
     while !home.path("out/checkpoint-3").exists() {
         assert!(begin.elapsed() < Duration::from_mins(2), "no step was taken");
@@ -140,7 +144,7 @@ fn processes_with_other_settings_are_refused_with_the_difference() {
     let home = Home::with_model();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let of = |rank: usize| {
-        let settings = format!("{RUN} --output-dir out --seed {rank}");
+        let settings = format!("{RUN} --global-batch 8 --max-steps 6 --output-dir out --seed {rank}");
         let mut command = launched(home.command(&settings), LAUNCHERS[3].1, [rank, 2]);
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

@@ -12,7 +12,7 @@ use plimsoll_plan::{Action, Judged, Plan, Program, Role, Schedule, Space, runnab
 use crate::device::{Device, MemoryPool, ScheduleId};
 use crate::elements::{Data, Place, read_output, write_input};
 use crate::error::ExecError;
-use crate::state::Share;
+use crate::own_range::Share;
 
 /// A plan on a device, ready to run.
 #[derive(Debug)]

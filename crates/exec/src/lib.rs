@@ -18,6 +18,7 @@ mod engine;
 mod error;
 pub mod init;
 mod instructions;
+mod own_range;
 pub mod quantised;
 pub mod random;
 mod ranks;

@@ -18,31 +18,7 @@ use crate::elements::{PIECE, Place, fits, read_numbers, write_halves, write_numb
 use crate::engine::Engine;
 use crate::error::ExecError;
 use crate::init;
-
-/// The elements of a divided state that one rank keeps.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
-    whole: Type,
-    first: usize,
-    count: usize,
-}
-
-impl Share {
-    /// What `rank` keeps of a state; none where every rank has all of it.
-    pub(crate) fn of(state: &State, rank: usize) -> Option<Share> {
-        let (whole, shard) = (state.whole?, state.ty.shape.elements());
-        let elements = whole.shape.elements();
-        let first = (rank * shard).min(elements);
-        Some(Share { whole, first, count: shard.min(elements - first) })
-    }
-
-    /// The elements from `first` on that are among these, by their place in the whole.
-    fn common(&self, first: usize, count: usize) -> Range<usize> {
-        let end = first + count;
-        let begin = self.first.clamp(first, end);
-        begin..(self.first + self.count).clamp(begin, end)
-    }
-}
+use crate::own_range::Share;
 
 impl Engine {
     /// Names and types of all state, as it lies in the arena.

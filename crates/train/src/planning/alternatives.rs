@@ -184,7 +184,6 @@ fn everything(graph: &Graph) -> u64 {
 mod tests {
     use std::cell::Cell;
 
-    use plimsoll_exec::{CpuDevice, Device};
     use plimsoll_graph::GraphError;
     use plimsoll_model::Preset;
 
@@ -213,7 +212,7 @@ mod tests {
         let model = LanguageModel { architecture, seq_len: 32, generate: false, lora: None };
         let one = model.training(1).unwrap().nodes().len();
         let model = Counted { model, nodes: Cell::new(0) };
-        let device = CpuDevice::new(1).unwrap();
+        let device = plimsoll_devices::cpu(1).unwrap();
         let facts = |graph: &Graph| device.facts(graph);
         let options = Options { global_batch: 8, ..Options::default() };
         let total = (layers as u64) << 18;
