@@ -209,7 +209,7 @@ impl Launch {
 
     #[cfg(not(feature = "mpi"))]
     fn begin_mpi(&self, _: Duration) -> Result<Arc<dyn Communicator>, Failure> {
-        self.check().and(Err(Failure::Other("this plimsoll was built without MPI".into())))
+        Err(self.apart())
     }
 
     /// The failure of this process, if it is the one to print it: rank 0 prints all errors but those about itself, when it hangs
@@ -225,16 +225,18 @@ impl Launch {
 
     /// Refuses to train where the processes cannot find each other.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        if self.way != Way::None {
-            return Ok(());
-        }
+        if self.way == Way::None { Err(self.apart()) } else { Ok(()) }
+    }
+
+    /// The failure of processes that have no way to find each other.
+    fn apart(&self) -> Failure {
         let Launch { name, variable, ranks, .. } = self;
-        Err(TrainError::Config(format!(
+        TrainError::Config(format!(
             "{name} started {ranks} processes ({variable}={ranks}), which cannot find each other: set {ADDRESS} and {PORT} to the \
              machine of rank 0 and a free port there, or build with `cargo build --release --features mpi` for MPI, or start one \
              process with `--ranks {ranks}`, whose ranks are threads"
         ))
-        .into())
+        .into()
     }
 }
 
