@@ -224,23 +224,26 @@ fn meet(one: (u64, u64), other: (u64, u64)) -> bool {
     one.0 < other.1 && other.0 < one.1
 }
 
-/// A buffer of `schedule` that is written before anything is settled there and could lie at `taken`, as far as the other
-/// buffers of the schedule are concerned.
-fn movable(schedule: &Schedule, taken: (u64, u64)) -> Option<usize> {
+/// A buffer of `schedule` that is written before anything is settled there, and a place for it that meets `taken` and that
+/// the other buffers of the schedule leave free.
+fn movable(schedule: &Schedule, taken: (u64, u64), (arena, alignment): (u64, u64)) -> Option<(usize, u64)> {
     let settled = schedule.actions.iter().position(settles)?;
-    let free = |index: usize| {
+    let free = |index: usize, at: u64| {
         let buffer = &schedule.buffers[index];
-        let moved = (taken.0, taken.0 + buffer.bytes);
-        let beside = |other: &Buffer| {
-            other.start < buffer.end && buffer.start < other.end && meet(range(other), moved)
-        };
-        let others = schedule.buffers.iter().enumerate().filter(|&(other, _)| other != index);
-        !matches!(buffer.contents, Contents::State(_))
-            && buffer.start < settled
+        let moved = (at, at + buffer.bytes);
+        let mut others = schedule.buffers.iter().enumerate().filter(|&(other, _)| other != index);
+        moved.1 <= arena
             && meet(moved, taken)
-            && !others.into_iter().any(|(_, other)| beside(other))
+            && !others.any(|(_, other)| {
+                other.start < buffer.end && buffer.start < other.end && meet(range(other), moved)
+            })
     };
-    (0..schedule.buffers.len()).find(|&index| free(index))
+    let early = (schedule.buffers.iter().enumerate())
+        .filter(|(_, buffer)| !matches!(buffer.contents, Contents::State(_)) && buffer.start < settled);
+    early.into_iter().find_map(|(index, buffer)| {
+        let mut places = (taken.0.saturating_sub(buffer.bytes)..taken.1).step_by(alignment as usize);
+        places.find(|&at| free(index, at)).map(|at| (index, at))
+    })
 }
 
 #[test]
@@ -254,10 +257,14 @@ fn the_judge_refuses_a_buffer_on_bytes_that_a_transfer_of_the_schedule_before_st
                 for next in role.overlaps() {
                     let mut altered = draft.clone();
                     let Some(next) = altered.schedules.get_mut(next) else { continue };
-                    let Some(buffer) = movable(next, taken) else { continue };
-                    next.buffers[buffer].offset = taken.0;
+                    let room = (draft.arena_bytes, program.train.facts.alignment);
+                    let Some((buffer, place)) = movable(next, taken, room) else { continue };
+                    next.buffers[buffer].offset = place;
                     moved += 1;
-                    assert!(altered.judge(&program).is_err(), "{role:?}: copy {copy}, buffer {buffer}");
+                    let Err(PlanError::Refused { error, .. }) = altered.judge(&program) else {
+                        panic!("{role:?}: copy {copy}, buffer {buffer} at {place} passes");
+                    };
+                    assert!(matches!(error.fault, Fault::Copy(_)), "{error}");
                 }
             }
         }
