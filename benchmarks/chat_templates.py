@@ -141,7 +141,7 @@ def short_name(text):
 
 
 def asked(program, requests):
-    """What plimsoll answers to each request."""
+    """plimsoll's answer to each request."""
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     ours = subprocess.run([program], input=lines, capture_output=True, text=True, check=True).stdout
     return [json.loads(line) for line in ours.rstrip("\n").split("\n")]

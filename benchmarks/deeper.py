@@ -4,7 +4,7 @@
     python3 benchmarks/deeper.py target/release/plimsoll [--model s --seq-len 256] [--threads 4] > record.md
 
 The shallow model is trained with everything kept; its activation bytes, plus the state of the deep model, are the
-deep model's budget. Extra time is over the deep model without a budget. What else the machine does only ever slows a
+deep model's budget. Extra time is over the deep model without a budget. Other work of the machine only ever slows a
 step down, so every way is trained in each of several rounds and its fastest step counts. A picture of predicted time
 against memory goes beside the script (`deeper.svg`). Needs nothing but Python's own library.
 """

@@ -84,7 +84,7 @@ def losses_of(model, batch, valid, mask=None):
 
 
 def record_padded(model, batch) -> dict[str, torch.Tensor]:
-    """The same weights and tokens, where the last tokens of rows are padding. What they are must not matter."""
+    """The same weights and tokens, where the last tokens of rows are padding, whose ids must not matter."""
     mask = (torch.arange(batch["tokens"].shape[1]) < torch.tensor(PRESENT)[:, None]).long()
     targets = torch.where(mask == 1, batch["targets"], IGNORED)
     valid = int((targets != IGNORED).sum())

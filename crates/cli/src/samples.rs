@@ -1,5 +1,5 @@
-//! What a user sees of the samples before a run: their number, the tokens that further rows hold, and the learned parts of the
-//! first samples.
+//! The printed summary of the samples before a run: their number, the tokens beyond the first row, and the first samples with
+//! their learned parts marked.
 
 use std::fmt::Write as _;
 

@@ -289,7 +289,7 @@ fn the_best_model_is_kept_and_written_at_the_end_on_request() {
     train("--output-dir best --load-best-model-at-end");
     assert_eq!(weights(&home, "best"), checkpoint("best", best));
     assert_eq!(weights(&home, "best"), checkpoint("last", best));
-    // The best comes along into another folder; where it is gone, what was trained last is still kept.
+    // The best checkpoint is copied into a new output folder. If it was deleted, the run still keeps the last weights.
     let resume = |to: &str| {
         train(&format!("--resume last/checkpoint-{last} --output-dir {to} --load-best-model-at-end"))
     };

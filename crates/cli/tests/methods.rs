@@ -104,7 +104,7 @@ fn a_run_without_gradients_resumes_to_the_bit() {
         let weights = |folder: &str| home.read(&format!("{folder}/model.safetensors"));
         assert!(weights(&format!("{name}-whole")) == weights(&format!("{name}-half")), "{method}");
     }
-    // Nearer probes have other losses, though perhaps in the same order.
+    // Probes at another distance have other losses, though their ranking may be the same.
     for other in ["falling", "accurate"] {
         assert_ne!(home.losses("es-whole"), home.losses(&format!("{other}-whole")), "{other}");
     }

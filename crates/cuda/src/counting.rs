@@ -35,7 +35,7 @@ impl Shares {
     }
 }
 
-/// What driver and NVML say of a card at one moment.
+/// Driver's and NVML's counts of a card's memory at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
     /// Bytes of the card.
@@ -44,7 +44,7 @@ pub(crate) struct Reading {
     pub(crate) free: u64,
     /// Bytes that were free before this process took any.
     pub(crate) before: Option<u64>,
-    /// What processes have.
+    /// Memory of this process and of the others, where NVML tells it.
     pub(crate) shares: Option<Shares>,
     /// Pinned bytes of the host.
     pub(crate) pinned: u64,
@@ -102,8 +102,8 @@ impl Reading {
         self.shares.filter(|shares| shares.own.is_some()).map(|shares| shares.others)
     }
 
-    /// What changed beside this process since an earlier reading, as bytes before and after. Where NVML does not tell
-    /// processes apart, it is what this one seems to have taken, since it takes nothing while it runs.
+    /// Bytes of other processes at an earlier reading and now. Where NVML does not tell processes apart, both are this process's
+    /// count: it takes nothing while it runs, so any change is due to others.
     fn changed(&self, since: &Reading) -> (u64, u64) {
         match (since.others(), self.others()) {
             (Some(was), Some(is)) => (was, is),
@@ -122,15 +122,15 @@ pub(crate) struct Readings {
     remarks: Vec<String>,
 }
 
-/// What readings are compared with.
+/// The reading that later ones are compared with.
 #[derive(Debug, Default)]
 enum Compared {
-    /// Nothing: this process itself still takes memory.
+    /// None yet: this process itself still takes memory.
     #[default]
     Nothing,
-    /// The next one.
+    /// The next reading.
     Next,
-    /// An earlier one.
+    /// This earlier reading.
     With(Reading),
 }
 

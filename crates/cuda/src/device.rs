@@ -57,7 +57,7 @@ pub struct CudaDevice {
     documents: DocumentTables,
     /// Measured times of ops.
     timings: Timings,
-    /// What the card's memory was found to be.
+    /// Readings of the card's memory.
     readings: Mutex<Readings>,
 }
 

@@ -35,7 +35,7 @@ pub struct Inspection {
     pub cuda: String,
     /// Libraries in use.
     pub libraries: Vec<FoundLibrary>,
-    /// What is missing or makes a run slow, with the way out.
+    /// Notes on libraries that are missing or slow, each with the way out.
     pub notes: Vec<String>,
     /// Measured rates; the reason where there was no memory for them.
     pub rates: Result<MeasuredRates, String>,

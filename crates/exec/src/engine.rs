@@ -20,7 +20,7 @@ pub struct Engine {
     pub(crate) device: Box<dyn Device>,
     schedules: BTreeMap<Role, Ready>,
     pub(crate) states: BTreeMap<String, Place>,
-    /// What this rank keeps of each state that ranks divide.
+    /// This rank's range of each state that ranks divide.
     pub(crate) shares: BTreeMap<String, Share>,
     /// The pieces of each group of state: first element, name and shape.
     pub(crate) parts: BTreeMap<String, Vec<(usize, String, Shape)>>,

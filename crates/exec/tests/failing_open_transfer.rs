@@ -27,7 +27,7 @@ fn an_open_transfer_that_fails_is_the_error_of_whatever_comes_next() {
             None => read(&engine, "m"),
             Some(role) => ended.and_then(|()| pass(&mut engine, role)),
         };
-        // What has not reached the disk by now has failed.
+        // By now every open transfer has reached the disk or failed.
         let saved = read(&engine, "m");
         limit_files(libc::RLIM_INFINITY);
         for error in [error, saved, read(&engine, "v")] {

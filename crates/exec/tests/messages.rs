@@ -26,10 +26,10 @@ const KINDS: [ExchangeKind; 4] = [
     ExchangeKind::Broadcast { root: 1 },
 ];
 
-/// What a test sees of the mailboxes.
+/// Counters of the mailboxes that a test reads.
 #[derive(Default)]
 struct Seen {
-    /// Those that were closed in order.
+    /// Mailboxes that were closed in order.
     closed: AtomicUsize,
     /// Messages of rank 0.
     sent_by_first: AtomicUsize,

@@ -1,4 +1,5 @@
-//! Who waits for transfers that a schedule left open: not the schedule that the judge saw follow it, but everybody else.
+//! Transfers that a schedule leaves open: the schedule judged together with it runs beside them, and everything else waits
+//! for them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::{Arc, Mutex};

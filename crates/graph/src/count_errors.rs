@@ -4,21 +4,21 @@
 //! loss = head_loss(x, w, targets, scale)   →   loss = head_errors(x, w, targets, scale)
 //! ```
 //!
-//! The output keeps its name, and the graph every other node. An answer that a model writes greedily is right where each of
-//! its tokens is the likeliest behind the true text before it: up to the first error both texts are the same. So one pass
-//! over the true text tells which answers would be generated to the letter, and nothing has to be generated.
+//! The output keeps its name, and all other nodes stay. Greedy generation writes an answer to the letter exactly where each
+//! token of the true answer is the likeliest after the true text before it, because both texts are the same up to the first
+//! error. So one pass over the true text counts the exact matches, and nothing has to be generated.
 //!
 //! Absent on purpose: graphs that sort whole texts, whose loss is no head over words.
 
 use crate::graph::Graph;
 use crate::{GraphError, Op};
 
-/// What is counted where a target is not the likeliest word.
+/// The unit in which targets that are not the likeliest word are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorsOf {
-    /// The target.
+    /// Each such target.
     Tokens,
-    /// The answer it belongs to, once.
+    /// Each answer with at least one such target.
     Answers,
 }
 

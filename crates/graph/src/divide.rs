@@ -90,7 +90,7 @@ struct Pass {
     ranks: usize,
     /// Types of the divided weights.
     wholes: BTreeMap<Value, Type>,
-    /// What a weight was gathered into, for each stretch of nodes.
+    /// The gathered copy of a divided weight, for each stretch of nodes.
     gathered: BTreeMap<(Value, usize), Value>,
 }
 

@@ -87,7 +87,7 @@ impl Pass {
     }
 }
 
-/// What tells a parameter's perturbations from those of others.
+/// The stream of random numbers from which a parameter's perturbations are drawn.
 pub fn probe_stream(parameter: &str) -> u64 {
     name_hash(&format!("{parameter}/probe"))
 }

@@ -103,7 +103,7 @@ impl ExpertNames {
     }
 }
 
-/// What is known of the tokens that routers send, in training and evaluation.
+/// Targets and padding marks of the tokens that routers send, in training and evaluation.
 #[derive(Clone, Copy)]
 pub(crate) struct Tokens {
     /// The words to predict, `(B, T)`.
@@ -120,7 +120,7 @@ impl Tokens {
 
 /// The losses of all routers of a model while its layers are built.
 pub(crate) struct Routers {
-    /// None in generation, where routers have no losses and nobody counts.
+    /// None in generation, where routers have no losses and loads are not counted.
     tokens: Option<Tokens>,
     /// One over the number of layers with experts: a loss is a mean over them.
     share: f32,

@@ -127,7 +127,7 @@ fn published_files_give_the_published_shapes() {
         "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 1_000_000,
         "sliding_window": null, "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151_936,
     });
-    // GPT-2's and BERT's are of 2019 and say little.
+    // The files of GPT-2 and BERT are from 2019 and have few keys.
     let gpt2 = json!({
         "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
         "embd_pdrop": 0.1, "layer_norm_epsilon": 1e-5, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768,

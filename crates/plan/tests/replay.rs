@@ -365,7 +365,7 @@ proptest! {
         let alignment = program.train.facts.alignment;
         prop_assert!(alignment >= 64 && alignment.is_power_of_two());
         let schedule = draft.schedules.get_mut(&role).unwrap();
-        // State is held against the plan's own table, which is another rule.
+        // Only values and scratch are moved: for state another rule applies, that it lies where the plan's table has it.
         let own = program.train.graph.states().len();
         let movable = own + at.index(schedule.buffers.len() - own);
         let buffer = &mut schedule.buffers[movable];

@@ -188,7 +188,7 @@ pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
     )
 }
 
-/// What several ranks held and did, in a line.
+/// Memory and compute time of several ranks, in a line.
 fn several(ranks: &[RankRecord], slowest: Option<usize>) -> Option<String> {
     let range = |of: fn(&RankRecord) -> f64, written: fn(f64) -> String| {
         let [least, most] = [f64::min, f64::max]

@@ -43,9 +43,9 @@ struct Lost {
 }
 
 impl Lost {
-    /// Takes another look; returns the time that is lost by then.
+    /// Compares the counters with the last reading; returns the time lost so far.
     fn after(&mut self, raised: bool, steps: u64, worked: Duration) -> Duration {
-        // Several threads at work count no more than one would.
+        // The process's clock adds up its threads; a period counts once, however many threads worked.
         let share = worked.saturating_sub(self.worked).min(EVERY);
         let gets_on = !raised || steps != self.steps;
         self.time = if gets_on { Duration::ZERO } else { self.time + share };

@@ -124,7 +124,7 @@ impl Context {
         Ok(free as u64)
     }
 
-    /// What driver and NVML say of the card's memory now, of which `free` bytes are free, beside pinned memory of the host.
+    /// Driver's and NVML's counts of the card's memory now, of which `free` bytes are free, with the host's pinned bytes.
     pub(crate) fn reading(&self, free: u64, pinned: u64) -> Reading {
         Reading {
             total: self.card.memory,

@@ -247,7 +247,7 @@ mod tests {
         version + words + log + &plain
     }
 
-    /// What is said of a library of this source, which begins with the path of its file.
+    /// The result of opening a library that is compiled from this source; an error begins with the path of the file.
     fn said(source: &str) -> Result<Nvrtc, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = stand_in::library(folder.path(), "libnvrtc.so.97", source);

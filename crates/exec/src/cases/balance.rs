@@ -13,7 +13,7 @@ pub(super) fn all() -> Vec<Case> {
 /// `(sequences, tokens, experts, chosen)`.
 const SIZES: [[usize; 4]; 4] = [[1, 1, 1, 1], [2, 7, 5, 2], [3, 40, 8, 1], [2, 130, 67, 8]];
 
-/// What says whether each token is one; about half of them are padding.
+/// Marks of tokens, 1 for a token and 0 for padding; about half are padding.
 pub(super) fn present(rows: usize, length: usize) -> Input {
     integers([rows, length], Fill::Below(2))
 }

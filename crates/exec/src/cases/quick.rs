@@ -6,11 +6,11 @@ use plimsoll_graph::DType;
 
 use super::Case;
 
-/// What a case shows of its op: an element type among operands and results, or an output that is added to.
+/// A property of an op that a case covers: an element type among operands and results, or an output that is added to.
 type Shown = (&'static str, Option<DType>);
 
-/// The cases that show something of their op that no case before them shows: each op comes with every element type that any
-/// of its cases has, and adding to its outputs where it can.
+/// The cases that cover a property no earlier case covers. Each op thus runs with every element type that any of its cases
+/// has, and adds to its outputs where it can.
 pub fn few(cases: &[Case]) -> Vec<Case> {
     let mut shown = BTreeSet::new();
     let mut chosen = Vec::new();

@@ -42,7 +42,7 @@ pub struct Coordinates {
     pub name: String,
     /// How many there are.
     pub count: usize,
-    /// From which the parameter's projection is drawn.
+    /// Stream of random numbers from which the parameter's projection is drawn.
     pub stream: u64,
 }
 

@@ -118,7 +118,7 @@ impl Lora {
         Lora { dropout: 0.0, ..self.clone() }
     }
 
-    /// What reads whole weights of the model before the first step, in words, if anything does.
+    /// The reason, in words, why whole weights of the model are read before the first step; none if they are not.
     pub fn needs_whole_weights(&self) -> Option<&'static str> {
         match (&self.kind, &self.tokens) {
             (AdapterKind::Dora, _) => Some("DoRA begins with the lengths of all rows of its weights"),

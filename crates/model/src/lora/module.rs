@@ -4,7 +4,7 @@ use plimsoll_graph::{Graph, Node, Op, Value};
 
 /// A linear layer: its operands in the new graph.
 pub(super) struct Module {
-    /// What it reads, `(…, in)`.
+    /// Its input, `(…, in)`.
     pub(super) x: Value,
     weight: Value,
     /// Its own bias, `(out)`.

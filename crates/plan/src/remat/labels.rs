@@ -70,7 +70,7 @@ pub struct LabelLimits {
     pub labels: usize,
     /// States at once.
     pub states: usize,
-    /// What happens to the labels and states above those two limits.
+    /// The rule for dropping labels and states above those two limits.
     pub thinning: Thinning,
 }
 

@@ -89,7 +89,7 @@ pub(crate) struct Solver<'a, const W: usize> {
     pub(crate) graph: SearchGraph<W>,
     /// Forward cost without recomputation.
     forward: f64,
-    /// What is left of the effort's total.
+    /// The part of the effort's total that is left.
     pub(crate) work: Work,
 }
 

@@ -246,7 +246,7 @@ impl<'a> BestFirst<'a> {
             let seconds = self.step_of(pass, update);
             return Some(Candidate { seconds, known: Known::Time(limit), ..candidate });
         }
-        // Whatever the rounding of the sum, candidates whose time is known come first.
+        // At least `best`, whatever the rounding, so that candidates whose time is known come first.
         let seconds = self.step_of(found.least_seconds, update).max(best);
         Some(Candidate { seconds, ..candidate })
     }

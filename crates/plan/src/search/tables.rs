@@ -159,7 +159,7 @@ impl ProgramTables {
         self.tables(scratch).optimum.get_or_init(new).as_deref()
     }
 
-    /// What the program's graph alone says of its schedules, where it is a chain.
+    /// The outline of the program's chain; none where the graph is no chain.
     fn outline(&self, scratch: Scratch) -> Option<&Outline> {
         self.tables(scratch).outline.get_or_init(|| outline(&self.program.train, scratch)).as_ref()
     }

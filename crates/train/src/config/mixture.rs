@@ -10,15 +10,15 @@ use crate::settings::RawConfig;
 /// How far a step moves a bias, as DeepSeek-V3 was trained.
 const BIAS_RATE: f64 = 0.001;
 
-/// What is said of biases that steer experts.
+/// Note on biases that steer experts.
 const UNSAVED_BIASES: &str = "biases that steer experts are in checkpoints and not in the saved model: `generate` and transformers \
                               choose experts without them";
-/// What is said of a capacity of experts.
+/// Note on a capacity of experts.
 const UNSAVED_CAPACITY: &str = "the capacity of experts is not in the saved model's config.json: `generate` and transformers leave out \
                                 no token, and a run that trains the model further must state the capacity again";
 
 impl Config {
-    /// Sentences on what this run trains experts with and the model that it saves does not have.
+    /// Notes on settings of experts that this run trains with and its saved model does not contain.
     pub(crate) fn unsaved(&self) -> Vec<&'static str> {
         let Architecture::Llama(model) = &self.model.architecture else { return Vec::new() };
         let mixture = model.mixture.as_ref().filter(|_| self.output.is_some());

@@ -42,7 +42,7 @@ pub(super) fn noise(raw: &RawConfig, kind: OptimizerKind) -> Result<Decay, Train
     }
 }
 
-/// What the members of a population are ranked by.
+/// The quantity by which the members of a population are ranked.
 pub(super) fn fitness(raw: &RawConfig, kind: OptimizerKind) -> Result<Fitness, TrainError> {
     match raw.es_fitness.as_deref() {
         Some(_) if kind != OptimizerKind::Es => {

@@ -34,7 +34,7 @@ pub fn temporary_file(folder: &Path, around: (&str, &str), mode: u32) -> io::Res
 }
 
 /// Removes temporary files that killed processes left in `folder` under names of this form: plain files of this user, older
-/// than `age`. What cannot be removed stays: no run depends on it.
+/// than `age`. A file that cannot be removed stays: no run depends on it.
 pub fn clear_temporaries(folder: &Path, around: (&str, &str), age: Duration) {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     for entry in entries.filter(|entry| has_form(&entry.file_name(), around)) {
@@ -50,7 +50,7 @@ fn has_form(name: &OsStr, (prefix, suffix): (&str, &str)) -> bool {
     middle.is_some_and(|middle| middle.len() == 16 && middle.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Whether a path is a plain file of this user that nobody has written for so long.
+/// Whether a path is a plain file of this user, last written longer ago than `age`.
 fn is_left(path: &Path, age: Duration) -> bool {
     let Ok(found) = fs::symlink_metadata(path) else { return false };
     // The folder of this process's own entry in `/proc` belongs to its user.

@@ -7,8 +7,8 @@
 //! A group of state, such as the experts of a layer, is one range of the arena but one tensor per part in a file:
 //! [`Engine::pieces`] tells where each part lies.
 //!
-//! Where ranks divide weights, each reads its own part of a file. What is written comes from a [`WholeState`], which knows where
-//! the parts are.
+//! Where ranks divide weights, each reads its own part of a file. Files are written from a [`WholeState`], which collects the
+//! parts of all ranks.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -29,15 +29,15 @@ pub(crate) const PROBE_LOSSES: &str = "probe_losses";
 /// has an input of its own for its one probe, [`PROBE`](plimsoll_graph::PROBE).
 pub(crate) const PROBES: &str = "probes";
 
-/// What the members of a population are ranked by.
+/// The quantity by which the members of a population are ranked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Fitness {
-    /// The loss that a gradient would be of.
+    /// The training loss.
     #[default]
     Loss,
     /// The share of targets that are the likeliest word.
     Accuracy,
-    /// The share of answers that are written to the letter where the likeliest word is always taken.
+    /// The share of answers that greedy generation writes to the letter.
     ExactMatch,
 }
 
@@ -53,7 +53,7 @@ impl Fitness {
         }
     }
 
-    /// What is counted in place of the loss.
+    /// The errors that are counted in place of the loss.
     fn errors(self) -> Option<ErrorsOf> {
         match self {
             Fitness::Loss => None,

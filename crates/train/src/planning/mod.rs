@@ -56,7 +56,7 @@ pub trait Model {
         None
     }
 
-    /// What needs whole weights outside the graphs, in words, if anything does.
+    /// The reason, in words, why whole weights are needed outside the graphs; none if they are not.
     fn needs_whole_weights(&self) -> Option<&'static str> {
         None
     }

@@ -65,7 +65,7 @@ pub(crate) struct Probes {
     estimate: Estimate,
     /// The part of the planned distance that is taken.
     factor: f32,
-    /// What the graph counts in place of a loss, if it does.
+    /// The errors that the graph counts in place of a loss, if it does.
     errors: Option<ErrorsOf>,
     /// Answers of the step under way, where they are counted; at its end those of all ranks.
     pub(crate) answers: u64,
@@ -107,7 +107,8 @@ impl Probes {
         if self.errors.is_some() { 1.0 } else { of_loss }
     }
 
-    /// What makes a count of errors a part of all targets; nothing for a loss, and for answers, whose number is not known yet.
+    /// The factor that turns a count of wrong targets into a share of all targets. It is 1 for a loss, which is scaled already, and
+    /// for answers, whose number is known only at the end of the step.
     pub(crate) fn share(&self, of_loss: f32) -> f32 {
         if self.errors == Some(ErrorsOf::Tokens) { of_loss } else { 1.0 }
     }
@@ -153,7 +154,7 @@ impl Probes {
     }
 }
 
-/// What the graph counts in place of a loss, if it does.
+/// The errors that the graph counts in place of a loss, if it does.
 fn errors(program: &Program) -> Option<ErrorsOf> {
     program.train.graph.nodes().iter().find_map(|node| match node.op {
         Op::HeadErrors { answers: Some(_), .. } => Some(ErrorsOf::Answers),

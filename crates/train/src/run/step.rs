@@ -390,7 +390,7 @@ impl Step<'_> {
         1.0 / self.targets.max(1) as f32
     }
 
-    /// What the run itself gives to a pass with `before` micro-batches of the step before it.
+    /// The inputs of a pass that come from the run itself; `before` micro-batches of the step have run.
     fn own_inputs(&self, before: usize, clip: f32) -> OwnInputs {
         OwnInputs {
             clip: [clip],

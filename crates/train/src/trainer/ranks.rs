@@ -73,8 +73,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// What each rank has held, and how long it has computed; nothing for a run alone. The other ranks wait for rank 0's
-    /// words.
+    /// Peak memory and compute time of each rank; empty for a run without ranks. Rank 0 asks, and the others must be waiting
+    /// for its words.
     pub(super) fn rank_records(&self) -> Result<Vec<RankRecord>, TrainError> {
         self.tell(Word::Figures)?;
         self.share_figures()

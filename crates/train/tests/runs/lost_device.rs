@@ -1,5 +1,5 @@
-//! A device that is lost in the middle of a run answers every call with one fault: the run ends with it, and the last
-//! checkpoint stays whole. What it remarks before that is heard.
+//! A device that is lost in the middle of a run answers every call with the same fault. The run ends with that fault, the last
+//! checkpoint stays whole, and remarks that the device made before still reach the listener.
 
 use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;

@@ -1,9 +1,8 @@
 //! A document costs the same whatever lies beside it: packed into a row with others, or padded in a row of its own,
 //! it has the same loss and sends back the same gradients.
 //!
-//! Packed, a document stands further behind in its row, so rotary angles and the blocks in which sums are taken are
-//! others: equal means equal but for rounding. What the other documents of the row say must not matter at all, to
-//! the bit.
+//! A packed document stands later in its row, so its rotary angles and the blocks of its sums differ. Equal therefore means
+//! equal up to rounding. The content of the row's other documents must change no bit.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the distances are what a reader wants to see")]

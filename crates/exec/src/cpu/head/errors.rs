@@ -45,7 +45,7 @@ impl Count {
         if target == self.ignored || row.is_multiple_of(length) {
             self.closed += f64::from(std::mem::take(&mut self.open));
         }
-        // What is no number stays so.
+        // A NaN stays in the count.
         if error.is_nan() || error > self.open {
             self.open = error;
         }

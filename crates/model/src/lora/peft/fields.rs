@@ -1,5 +1,5 @@
-//! The settings of an `adapter_config.json`, each read as its kind. Whatever is not listed here must be absent, null, false
-//! or empty.
+//! The settings of an `adapter_config.json`, each read as its kind. Settings that are not listed here must be absent, null,
+//! false or empty.
 
 use plimsoll_graph::GraphError;
 use serde_json::{Map, Value};

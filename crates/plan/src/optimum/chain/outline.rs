@@ -1,7 +1,8 @@
-//! What a chain's graph alone says of all its schedules: a bound on their time, and whether they are long.
+//! A chain's outline: a lower bound on the time of its schedules, and whether the chain is long. Both follow from the graph
+//! alone.
 //!
-//! Most micro-batches of a search are ruled out by that bound. Listing the sets of values that a layer may keep takes many
-//! times as long, because each set's peaks are looked at, so it is left to those that remain.
+//! The bound rules out most micro-batches of a search. Only for the others are the sets of values listed that a layer may
+//! keep: that takes many times as long, because the peak of each set is computed.
 
 use plimsoll_graph::{Graph, NodeId, Phase};
 

@@ -40,7 +40,7 @@ pub struct Meeting {
     pub address: String,
     /// The port there.
     pub port: u16,
-    /// What tells this run from others that use the same address.
+    /// The run's name, which keeps runs at the same address apart.
     pub run: String,
     /// How long the processes wait for each other.
     pub patience: Duration,
@@ -67,7 +67,7 @@ impl Meeting {
         while let Some(missing) = (1..self.ranks).find(|&rank| streams[rank].is_none()) {
             let (mut stream, from) =
                 accepted(&listener, deadline).map_err(|why| format!("rank {missing} has not come {why}"))?;
-            // Whoever says something else is no rank of this run.
+            // A connection without this run's mark is closed.
             let Some((rank, port)) = self.hello_of(&mut stream) else { continue };
             if (1..self.ranks).contains(&rank) && stream.write_all(&self.hello(0)).is_ok() {
                 table[rank * ENTRY..][..ENTRY].copy_from_slice(&entry(SocketAddr::new(from.ip(), port)));
@@ -189,7 +189,7 @@ impl Meeting {
         Some((u32::from_le_bytes(rank.try_into().ok()?) as usize, u16::from_le_bytes(port.try_into().ok()?)))
     }
 
-    /// What tells this run from others.
+    /// A hash that keeps this run apart from others at the same address.
     fn mark(&self) -> u64 {
         plimsoll_graph::name_hash(&format!("plimsoll ranks 1/{}/{}/{}", self.ranks, self.port, self.run))
     }
