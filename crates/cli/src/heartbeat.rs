@@ -101,7 +101,7 @@ impl Heartbeat {
         loop {
             let now = state.1.map_or(Duration::ZERO, |start| start.elapsed());
             if let Some(line) = state.0.line(now) {
-                // A closed output has no reader who waits.
+                // A closed output has no waiting reader.
                 let _ = io::stderr().lock().write_all(line.as_bytes());
             }
             state = match state.0.wait(now) {
@@ -130,7 +130,7 @@ pub(crate) fn start(silent: Duration, longest: Duration) {
     state.0.longest = longest;
     drop(state);
     at_work();
-    // Without the thread there are silences, which is no reason to end the program.
+    // Without the thread there are no heartbeats, but the program can continue.
     let _ = thread::Builder::new().name("heartbeat".into()).stack_size(64 << 10).spawn(|| HEARTBEAT.beat());
 }
 

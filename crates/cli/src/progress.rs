@@ -74,7 +74,7 @@ pub(crate) struct Progress {
     budget: u64,
     /// Tokens per second if all time went into matrix products.
     ceiling: f64,
-    /// The last evaluation, for the bar alone: a line that stays shows what belongs to its step.
+    /// The last evaluation, shown by the bar alone: a permanent line shows only the figures of its own step.
     evaluated: String,
 }
 

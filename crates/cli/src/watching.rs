@@ -40,7 +40,7 @@ impl Watch for Watching {
     fn hear(&mut self, stage: Stage<'_>) {
         match stage {
             Stage::Adapter { name, base } => adapter(name, base),
-            // A closed output has no reader who waits.
+            // A closed output has no waiting reader.
             Stage::Downloading { file, bytes } => {
                 drop(say(&format!("downloading {file}, {}\n", table::size(bytes))));
             }
@@ -101,7 +101,7 @@ impl Tokenising {
             self.bar.set_length(total);
             self.bar.set_position(read);
         } else if let Some(line) = line(path, read, total, self.begun.elapsed(), &mut self.patience) {
-            // A closed output has no reader who waits.
+            // A closed output has no waiting reader.
             drop(say(&line));
         }
     }

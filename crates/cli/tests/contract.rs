@@ -65,7 +65,7 @@ fn the_plan_says_what_it_costs_and_how_far_from_the_optimum_it_can_be() {
         assert!(bound > 0.0 && bound <= predicted, "{plan}");
         assert!(float("unbudgeted_step_seconds") <= predicted * (1.0 + 1e-9), "{plan}");
         assert!((float("gap") - (predicted / bound - 1.0)).abs() < 1e-9, "{plan}");
-        // Until the plan was found, and what was asked besides.
+        // Time until the plan was found, and time of the comparisons.
         assert!(float("planning_seconds") > 0.0 && float("comparing_seconds") > 0.0, "{plan}");
         assert_eq!(number(plan, "offload_bytes"), 0);
         let layers = plan["layers"].as_array().unwrap();

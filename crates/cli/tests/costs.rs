@@ -79,7 +79,7 @@ fn a_broken_file_of_times_is_passed_over_with_a_note_and_written_again() {
         assert_eq!(said.lines().count(), 1, "{said}");
         assert_eq!(json(&file)["version"], 2);
     }
-    // Numbers that no clock gives are passed over, and do not keep anybody from planning.
+    // Impossible times are ignored, and planning goes on without them.
     let mut absurd = json(&file);
     for row in absurd["probes"].as_object_mut().unwrap().values_mut() {
         row[0] = (-1.0).into();

@@ -1,5 +1,5 @@
-//! `plimsoll plan --dag`: a training graph in, what the best schedule costs out, and one clear error for
-//! every graph that is none.
+//! `plimsoll plan --dag`: reads a training graph, prints the cost of the best schedule, and refuses a broken graph with one
+//! clear error.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

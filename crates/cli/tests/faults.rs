@@ -1,5 +1,5 @@
-//! Faults outside the run's state lose nothing: what cannot be read is no beginning, what is not the run's own stays, and
-//! what was trained is saved before the program ends.
+//! Faults outside the run's state lose nothing: a run never begins anew because a checkpoint cannot be read, files of
+//! others stay, and trained weights are saved before the program ends.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -163,7 +163,7 @@ fn records_that_cannot_be_written_to_standard_output_are_dropped_and_the_run_goe
     assert_eq!(err.matches(note).count(), 1, "{err}");
     assert_eq!(weights(&home, "out"), weights(&home, "whole"));
     assert_eq!(home.losses("out"), home.losses("whole"));
-    // Nobody to tell at all.
+    // No reader at all.
     let mut command = home.command(&training("--output-dir silent --json"));
     assert!(command.stdout(full()).stderr(full()).status().unwrap().success());
     assert_eq!(weights(&home, "silent"), weights(&home, "whole"));

@@ -1,4 +1,4 @@
-//! `generate`: what the model's own settings decide, what flags do, and what cannot be written.
+//! `generate`: the model's own settings, the flags, and the requests that are refused.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::{Value, json};

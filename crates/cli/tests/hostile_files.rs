@@ -102,7 +102,7 @@ fn a_file_is_written_whole_beside_a_link_that_has_its_temporary_name() {
     let home = with_secret();
     let mut command = home.command("plan --model tiny --data text.txt --memory 64MiB --out plan.json");
     let child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
-    // The name that was used before, which anybody could foresee.
+    // The name that earlier versions used, which was predictable.
     let _ = symlink("secret", home.path(&format!("plan.json.{}.part", child.id())));
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", texts(&output).1);

@@ -1,4 +1,4 @@
-//! Models by their hub id: where the program asks, whom it says it is, and where it keeps what it gets.
+//! Models by their hub id: the server that the program asks, the token it sends, and the cache it fills.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;

@@ -107,7 +107,7 @@ fn struck(home: &Home, world: [usize; 2], rank: usize, after: Duration) -> Optio
     (killed && !output.status.success()).then_some(output)
 }
 
-/// No process of the run is left, and what was said of the kill names the rank once.
+/// No process of the run is left, and the error names the rank once.
 fn ended_in_words(home: &Home, [ranks, _]: [usize; 2], rank: usize, output: &Output) {
     let begin = Instant::now();
     while let Some(left) = (0..ranks).find_map(|rank| process_of_rank(home, rank)) {
@@ -121,7 +121,7 @@ fn ended_in_words(home: &Home, [ranks, _]: [usize; 2], rank: usize, output: &Out
     assert!(!PROCESSES || said.contains(&format!("rank {rank} ")), "nobody names rank {rank}: {said}");
 }
 
-/// One kill, and the way back. Returns what was done, or nothing if the run ended before the kill.
+/// One kill, and the resumed run. Returns a description of the kill, or nothing if the run ended before it.
 fn trial(world: [usize; 2], whole: &Undisturbed, random: &mut Random) -> Option<String> {
     let home = Home::with_model();
     let rank = random.draw() as usize % world[0];

@@ -1,4 +1,4 @@
-//! Models that sort texts: what is written names its labels, with an adapter and without, and can be gone on with.
+//! Models that sort texts: the saved model names its labels, with an adapter and without, and can be trained further.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::{Value, json};

@@ -7,7 +7,8 @@ use plimsoll::{Config, Environment, Job, RawConfig, TrainError};
 mod support;
 use support::Home;
 
-/// Settings that leave nothing to a plan: what a process holds beside the arena must not decide the order of sums.
+/// Settings that leave no choice to the plan, so that the bytes of the process outside the arena do not change the order of
+/// sums.
 const FIXED: &str = "seq_len = 16\nglobal_batch = 4\nmicro_batch = 2\nrecompute = \"none\"\nmemory = \"1GiB\"\nthreads = 1\n\
                      max_steps = 4\nsave_steps = 2\neval_steps = 2\neval_split = 0.1\nreport_to = [\"tensorboard\"]\n";
 
@@ -22,7 +23,7 @@ fn settings(home: &Home, output: &str) -> RawConfig {
     }
 }
 
-/// Trains through the library; returns its notes and the stages that somebody who waits has heard.
+/// Trains through the library; returns its notes and the stages that were reported while it waited.
 fn train(home: &Home, raw: RawConfig) -> (Vec<Note>, Vec<String>) {
     let costs = Some("modelled".to_owned());
     let environment = Environment { caches: Some(home.path("cache")), costs, ..Environment::default() };

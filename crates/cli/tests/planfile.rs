@@ -46,7 +46,7 @@ fn a_budget_that_gradients_overfill_is_told_what_no_limit_would_save_and_that_wo
     let asked = "plan --model s --seq-len 128 --global-batch 1";
     let smallest = text(&plimsoll(&format!("{asked} --update separate --memory 1MiB")).stderr);
     let smallest = smallest.split("`--memory ").nth(1).and_then(|rest| rest.split("MiB").next());
-    // Far more than what the process itself takes varies by, and far less than the gradients.
+    // Far more than the variation of the process's own memory, and far less than the gradients.
     let memory = smallest.unwrap().parse::<u64>().unwrap() - 8;
     let refused = plimsoll(&format!("{asked} --update separate --memory {memory}MiB"));
     assert_eq!(refused.status.code(), Some(2));

@@ -1,4 +1,4 @@
-//! Tokenising and the budget: what it takes stays inside, and what it leaves behind changes nothing.
+//! Tokenising and the budget: its memory stays inside, and memory that it leaves behind changes no plan.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;

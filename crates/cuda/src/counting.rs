@@ -1,11 +1,12 @@
 //! Counting the memory of a card that this process takes.
 //!
-//! The driver tells what is free; what this process has taken follows in one of three ways, chosen for each reading by what
-//! NVML tells. A run says which way it counts, and when another process takes or gives back memory beside it.
+//! The driver reports the free memory. The memory of this process follows in one of three ways, chosen for each reading by
+//! the figures that NVML gives. A run prints which way it counts, and a note when another process takes or gives back
+//! memory.
 
 use std::collections::BTreeMap;
 
-/// Bytes that NVML's figure of a process leaves out of what the card gives up for it, measured on an H200 in 498 readings.
+/// Bytes that the card gives up for a process and NVML's figure leaves out, measured on an H200 in 498 readings.
 const LEFT_OUT: u64 = 9_240_576;
 /// Bytes of pinned memory of the host for which the card gives up one: 2 MiB for a GiB.
 const PINNED_PER_BYTE: u64 = 512;
@@ -26,7 +27,7 @@ pub(crate) struct Shares {
 impl Shares {
     /// The shares of `own` and of the others; `None` if one is not known.
     pub(crate) fn of(processes: &BTreeMap<u32, u64>, own: u32) -> Option<Shares> {
-        // NVML's number for what it does not know.
+        // NVML's number for an unknown figure.
         if processes.values().any(|&bytes| bytes == u64::MAX) {
             return None;
         }
@@ -53,11 +54,11 @@ pub(crate) struct Reading {
 /// The way in which a reading is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Free before this process less free now: exact while nobody else takes or gives back.
+    /// Free before this process less free now: exact while no other process takes or gives back memory.
     Difference(u64),
-    /// NVML's figure of this process and what that leaves out, where others hold memory.
+    /// NVML's figure of this process plus the bytes that it leaves out, where others hold memory.
     Own(u64),
-    /// All of the card less what is free.
+    /// All of the card less its free memory.
     Total,
 }
 

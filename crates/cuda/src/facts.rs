@@ -17,7 +17,7 @@ pub struct Rates {
     pub half_flops: f64,
     /// Bytes per second of the card's memory.
     pub bytes: f64,
-    /// Seconds that one step takes whatever its size.
+    /// Seconds that one step takes, independent of its size.
     pub launch: f64,
 }
 

@@ -22,8 +22,8 @@ fn libraries() -> Option<Libraries> {
     }
 }
 
-/// Whether two lines are of one kernel that takes the same, registers within a tenth: NVRTC counts 150 in one run and
-/// 164 in the next for the largest kernels.
+/// Whether two lines describe one kernel with equal resources, its registers within a tenth: for the largest kernels NVRTC
+/// counts 150 in one run and 164 in the next.
 fn alike(a: &str, b: &str) -> bool {
     let parts = |line: &str| -> Option<(String, f64, String)> {
         let (kernel, rest) = line.split_once(' ')?;

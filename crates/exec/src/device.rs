@@ -292,7 +292,7 @@ pub trait Device: Send + Debug {
         Vec::new()
     }
 
-    /// Remarks on what has happened beside the run since they were last taken.
+    /// Remarks on events outside the run since they were last taken.
     fn take_remarks(&self) -> Vec<String> {
         Vec::new()
     }

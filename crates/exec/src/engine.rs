@@ -370,7 +370,7 @@ fn judged<'a>(program: &'a Program, plan: &'a Plan) -> Result<Vec<Judged<'a>>, E
     plan.schedules.iter().map(with_graph).collect()
 }
 
-/// All state of a program's graphs; what they share comes several times.
+/// All state of a program's graphs; shared state comes several times.
 fn states(program: &Program) -> impl Iterator<Item = &State> {
     let graphs = [Some(&program.train), program.evaluate.as_ref(), program.generate.as_ref()];
     graphs.into_iter().flatten().flat_map(|part| part.graph.states())

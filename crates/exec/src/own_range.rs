@@ -13,7 +13,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// What `rank` keeps of a state; none where every rank has all of it.
+    /// The range of a state that `rank` keeps; none where every rank has all of it.
     pub(crate) fn of(state: &State, rank: usize) -> Option<Share> {
         let (whole, shard) = (state.whole?, state.ty.shape.elements());
         let elements = whole.shape.elements();

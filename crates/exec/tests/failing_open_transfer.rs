@@ -1,6 +1,6 @@
-//! A disk that fails after the schedule has ended whose state it was to hold: whoever saves, evaluates or takes the next step
-//! gets the error, and no old moment is read as if it were the newest. The limit on file sizes holds for the process, so this
-//! test has a file of its own.
+//! A disk that fails after a schedule has ended and while the schedule's state is still on its way: saving, evaluating or
+//! taking the next step gives the error, and no old moment is read as the newest. The limit on file sizes holds for the
+//! process, so this test has a file of its own.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_exec::Engine;

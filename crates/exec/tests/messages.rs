@@ -151,7 +151,7 @@ fn messages_give_the_bits_of_threads_in_every_exchange() {
                 for dtype in [DType::F32, DType::Bf16] {
                     let body = |rank: Rank| {
                         let result = exchanged(&rank, kind, dtype, count).unwrap();
-                        // Nobody leaves while another still waits.
+                        // No rank leaves while another still waits.
                         rank.gather(&[0], &mut vec![0; ranks]).unwrap();
                         rank.part();
                         result

@@ -13,7 +13,7 @@ mod streaming;
 use streaming::disk::device;
 use streaming::{pass, streaming};
 
-/// The CPU, with a list of what it was asked for.
+/// The CPU, with a list of the calls it received.
 #[derive(Debug)]
 struct Listening {
     device: CpuDevice,

@@ -207,7 +207,7 @@ impl Graph {
     #[track_caller]
     pub fn apply_all(&mut self, op: Op, inputs: &[Value]) -> NodeId {
         let types: Vec<Type> = inputs.iter().map(|&value| self.ty(value)).collect();
-        // Not a closure: `fail` must see who called this method.
+        // Not a closure: `fail` must see the caller of this method.
         let outputs = match infer(&op, &types) {
             Ok(outputs) => outputs,
             Err(why) => {

@@ -105,7 +105,7 @@ impl Pass {
         self.wholes.insert(value, whole);
     }
 
-    /// Appends a node, with what gathers its weights before it.
+    /// Appends a node, after the nodes that gather its weights.
     fn rewrite(&mut self, mut node: Node, stretch: usize) {
         for index in 0..node.inputs.len() {
             let shard = node.inputs[index];

@@ -31,7 +31,7 @@ macro_rules! id {
 }
 
 id! {
-    /// A value. Cheap to copy; this is what model code passes around.
+    /// A value. Cheap to copy; model code passes it around.
     Value
 }
 id! {

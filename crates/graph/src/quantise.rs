@@ -151,7 +151,7 @@ impl Pass {
         self.weights.insert(value, Ranges { values, shape: weight.shape });
     }
 
-    /// Appends a node, with what dequantises its weights before it.
+    /// Appends a node, after the nodes that dequantise its weights.
     fn rewrite(&mut self, mut node: Node) -> Result<(), GraphError> {
         let known = |value: &Value| self.weights.contains_key(value);
         let quantised = node.inputs.iter().filter(|value| known(value)).count();

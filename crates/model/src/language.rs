@@ -32,7 +32,7 @@ pub(crate) fn doc_start(g: &mut Graph, batch: usize, seq: usize) -> Value {
     g.input("doc_start", [batch, seq], DType::I32)
 }
 
-/// What `present` says of padding; it says 1 of a token.
+/// The mark of padding in `present`; a token has the mark 1.
 pub(crate) const PADDING: i32 = 0;
 
 /// Whether each position holds a token or padding, `(B, T)`. Targets do not tell: prompts have none either.

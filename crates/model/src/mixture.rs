@@ -195,7 +195,7 @@ impl Mixture {
         let capacity = self.rows(g.shape(x)[1]);
         let sorting = Sorting { experts: self.experts, tile: TILE, capacity };
         let copies = g.sort_by_expert(indices, sorting);
-        // Nobody watches the load of experts while words are generated.
+        // The load of experts is not reported during generation.
         if let Some(Tokens { present, .. }) = routers.tokens {
             let counts = g.count_copies(indices, copies, present); // (2, E)
             g.tally(&format!("{block}.experts"), counts);

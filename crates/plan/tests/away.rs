@@ -1,4 +1,4 @@
-//! State that lives on another tier, in schedules written by hand: what the judge lets pass and what it does not.
+//! State that lives on another tier, in schedules written by hand that the judge must pass or refuse.
 //!
 //! ```text
 //! m ← m + x      y = silu(m)

@@ -1,4 +1,4 @@
-//! Schedules with copies, written by hand: what the judge lets pass and what it does not.
+//! Schedules with copies, written by hand, that the judge must pass or refuse.
 //!
 //! ```text
 //! a = silu(x)    b = silu(a)    c = silu(b)    y = c + a
@@ -289,7 +289,7 @@ fn a_copy_has_one_end_in_the_arena_and_one_in_a_tier_and_the_lane_between_them()
     let lane = |name: &str| format!("copy 0 does not go the way of its lane, `{name}`");
     assert_eq!(faulty(|copy| copy.lane = Lane::FromHost), lane("from host"));
     assert_eq!(faulty(|copy| copy.lane = Lane::DiskWrite), lane("disk write"));
-    // Turned round, it fetches what nobody has sent.
+    // In the other direction, it fetches data that was never sent.
     let turned = faulty(|copy| {
         (copy.source, copy.destination, copy.lane) = (copy.destination, copy.source, Lane::FromHost);
     });
@@ -338,7 +338,7 @@ fn state_that_changed_since_it_went_out_is_not_brought_back() {
     assert_eq!(judge(changed), Err(Fault::WrongVersion("copy 1 brings back an old version".into())));
 }
 
-/// Whether an order of the eight actions respects who needs what: the definition, without a machine.
+/// Whether an order of the eight actions respects all dependencies, by definition and without simulation.
 fn legal(order: &[usize; 8]) -> bool {
     // Positions in RIGHT: run a, start out, run b, wait out, run c, start in, wait in, run y.
     let at = |action: usize| order.iter().position(|&a| a == action).unwrap();

@@ -1,5 +1,5 @@
-//! Transfers that begin in one schedule and end in the next, in schedules written by hand: what the judge lets pass and what
-//! it does not.
+//! Transfers that begin in one schedule and end in the next, in schedules written by hand that the judge must pass or
+//! refuse.
 //!
 //! ```text
 //! first    y = silu(x)                x y · m      y is written over the bytes that m stays in
@@ -273,7 +273,7 @@ fn a_schedule_starts_what_was_started_ahead_and_waits_for_it() {
     assert_eq!(judged(open_update(), G_AT), Ok(()));
     // The caller's gradient lies where the moment is coming in.
     assert_eq!(fault(judged(open_update(), M_AT)).1, Some(Role::First));
-    // Nobody waits: the moment is written while it comes in.
+    // The wait is missing: the moment is written while it comes in.
     let unwaited = [&open_update()[..1], &open_update()[2..], &[Action::Wait { copy: IN }]].concat();
     assert_eq!(fault(judged(unwaited, G_AT)).0, Role::Update);
 }

@@ -13,7 +13,7 @@ use plimsoll_plan::{
 mod support;
 use support::{program, trained};
 
-/// Gives every node a time in proportion to what it reads and writes, products of matrices more of it, and some scratch.
+/// Gives every node a time in proportion to the bytes it reads and writes, matrix products more, and some scratch.
 fn costed(graph: Graph) -> Program {
     let mut program = program(graph, 0);
     let Costed { graph, facts } = &mut program.train;
@@ -28,8 +28,8 @@ fn costed(graph: Graph) -> Program {
     program
 }
 
-/// A net in the shape of a U: every level down halves the sides and doubles the channels, every level up joins what the
-/// way down made.
+/// A U-net: each contracting level halves the sides and doubles the channels, and each expanding level joins the result of
+/// its contracting twin.
 fn u_net(rows: usize, depth: usize) -> Graph {
     fn layer(g: &mut Graph, name: &str, x: Value, channels: usize, stride: usize) -> Value {
         let w = g.param(&format!("{name}.w"), [channels, g.shape(x)[1], 3, 3], Init::Normal(0.1));

@@ -1,4 +1,4 @@
-//! Schedules whose backward pass updates weights: what the judge lets pass, and what it must not.
+//! Schedules whose backward pass updates weights, which the judge must pass or refuse.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

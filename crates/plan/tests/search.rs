@@ -92,8 +92,8 @@ fn hints_are_plans_that_fit() {
     }
 }
 
-/// A Llama whose nodes take time in proportion to what they write, beside a constant: neither the largest
-/// nor the smallest micro-batch wins in every budget.
+/// A Llama whose nodes take a constant time plus one in proportion to their output: neither the largest nor the smallest
+/// micro-batch wins in every budget.
 fn build_llama(rows: usize) -> Result<Program, GraphError> {
     let [(_, llama), ..] = families();
     let mut program = program(trained(&llama.training(rows, 16)?), 256);

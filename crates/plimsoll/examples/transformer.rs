@@ -46,7 +46,7 @@ fn train(strategy: Strategy) -> Result<(Vec<u32>, u64), TrainError> {
     let options = Options { memory: Some(128 << 20), global_batch: BATCH, ..Options::default() };
     let options = Options { micro_batch: Some(BATCH), recompute: Some(strategy), ..options };
     let mut run = Run::new(model, &options)?;
-    // Each row counts up by a step of its own: whoever has seen two words can name the next.
+    // Each row counts up by a step of its own, so two words determine the next.
     let word = |row: usize, position: usize| (((row + 1) * position + row) % VOCAB) as i32;
     let shifted = |by: usize| (0..BATCH * SEQ).map(move |i| word(i / SEQ, i % SEQ + by)).collect();
     let (tokens, targets): (Vec<i32>, Vec<i32>) = (shifted(0), shifted(1)); // (B, T), (B·T)

@@ -56,7 +56,7 @@ pub mod hf {
     pub use plimsoll_model::hf::{ConfigError, Configuration, StoredName};
 }
 
-/// Adapters: the kinds there are, what they adapt, and PEFT's configuration.
+/// Adapters: their kinds, their targets, and PEFT's configuration.
 pub mod lora {
     pub use plimsoll_model::lora::{
         Adapter, AdapterConfig, AdapterConfigError, AdapterKind, BaseClass, Coordinates, Delta, Excluded,
@@ -193,7 +193,7 @@ pub mod training {
         }
     }
 
-    /// Models that somebody has trained before.
+    /// Pre-trained models.
     pub mod pretrained {
         pub use plimsoll_graph::op::Quantised;
         pub use plimsoll_train::pretrained::{
@@ -213,7 +213,7 @@ pub mod training {
         };
     }
 
-    /// The loop over the steps of a run, and those who are told of it.
+    /// The loop over the steps of a run, and its listeners.
     pub mod trainer {
         pub use plimsoll_train::trainer::{
             BestRecord, Decay, EarlyStopping, EndRecord, EvaluationRecord, Event, EventFile, ExpertRecord,

@@ -76,7 +76,7 @@ fn read_crate(package: &Value) -> Crate {
     }
 }
 
-/// Edges that nobody allowed.
+/// Edges that the table does not allow.
 fn forbidden(crates: &[Crate]) -> Vec<String> {
     let mut edges = Vec::new();
     for Crate { name, uses, .. } in crates {

@@ -104,7 +104,7 @@ impl Case {
         }
     }
 
-    /// A run with the model's weights, and over them the adapter's.
+    /// A run with the model's weights and the adapter's.
     fn start(&self) -> Run {
         let rows = self.batch().rows();
         let mut run = Run::new(self.adapted.clone(), &options(rows, rows, Strategy::None, 2)).unwrap();

@@ -71,7 +71,7 @@ impl Node {
     }
 }
 
-/// The watched folder, with what of it has reached the disk.
+/// The watched folder, and the part of it that has reached the disk.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
     root: PathBuf,
@@ -257,7 +257,7 @@ impl Disk {
         }
     }
 
-    /// Writes what the disk holds after the power was cut now. `random` chooses among what may be.
+    /// Writes the content of the disk after a power cut at this moment. `random` chooses among the possible contents.
     pub(crate) fn cut(&self, to: &Path, random: &mut Random) {
         self.write(0, to, random);
     }
@@ -302,7 +302,7 @@ fn surviving(now: &[u8], synced: &[u8], random: &mut Random) -> Vec<u8> {
         0 => synced.to_vec(),
         1 => now.to_vec(),
         _ => {
-            // Its length is known, and of what was not synced a part is zeros.
+            // The new length is on the disk, and the first new bytes; the rest are old bytes or zeros.
             let torn = random.below(now.len() as u64 + 1) as usize;
             let mut bytes = synced.to_vec();
             bytes.resize(now.len(), 0);

@@ -53,7 +53,7 @@ pub(crate) enum Strike {
     Last(u64, i32, &'static str),
 }
 
-/// Runs a command under the shim; returns what came of it and how many calls it made.
+/// Runs a command under the shim; returns its result and its number of calls.
 pub(crate) fn run(
     home: &Home,
     shim: &Path,

@@ -13,8 +13,8 @@ use tempfile::TempDir;
 /// The program under test.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_plimsoll");
 
-/// A command that sees no home, caches, hub or notes but those in `home`: whatever the developer has measured, tokenised
-/// or downloaded must not show in a test.
+/// A command that sees no home, caches, hub or notes but those in `home`: the developer's measured times, tokenised data
+/// and downloads must not affect a test.
 pub(crate) fn hermetic(mut command: Command, home: &Path) -> Command {
     for (name, _) in std::env::vars_os() {
         let known = name.to_string_lossy();

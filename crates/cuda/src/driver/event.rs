@@ -6,7 +6,7 @@ use plimsoll_exec::ExecError;
 
 use super::ok;
 
-/// A point in a stream, destroyed when it goes.
+/// A point in a stream, destroyed when it is dropped.
 #[derive(Debug)]
 pub(super) struct Event(cuda::CUevent);
 

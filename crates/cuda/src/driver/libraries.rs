@@ -68,7 +68,7 @@ impl Libraries {
         ))
     }
 
-    /// What `usable` makes of the first library that it accepts, which is never closed.
+    /// The result of `usable` for the first library that it accepts, which is never closed.
     ///
     /// # Errors
     ///

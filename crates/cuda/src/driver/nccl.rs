@@ -1,8 +1,8 @@
 //! Exchanges between GPUs by NCCL, queued on the device's stream.
 //!
-//! Ranks find each other by an id of 128 bytes that rank 0 makes; whoever starts the ranks carries it to the others. Shards
-//! are filled up, the tensors they are parts of are not. So where the shards do not end with the tensor, a scatter is a group
-//! of sums, one to each rank, and a gather a group of broadcasts: no bytes beside the operands are needed.
+//! Ranks find each other by an id of 128 bytes that rank 0 makes; the code that starts the ranks passes it to the others.
+//! Shards are filled up, the tensors they are parts of are not. So where the shards do not end with the tensor, a scatter
+//! is a group of sums, one to each rank, and a gather a group of broadcasts: no bytes beside the operands are needed.
 #![allow(unsafe_code, reason = "calls NCCL")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -43,7 +43,7 @@ pub(super) fn cross_entropy_grad(to: &mut Lowering, call: &Call, ignore: i32) ->
     rows.launch(to, call, None, Some(call.outputs[0].pointer()))
 }
 
-/// Rows of logits and what their losses depend on.
+/// Rows of logits, and the operands of their losses.
 struct Rows {
     logits: Matrix,
     bias: Option<Operand>,

@@ -27,7 +27,7 @@ pub(crate) struct Late {
 /// The other end, with a processor that does the work.
 struct Stream {
     device: Box<dyn Device>,
-    /// The first fault since somebody read.
+    /// The first fault since the last read.
     fault: Option<ExecError>,
     observed: Vec<f32>,
     /// Schedules as they were given.
@@ -85,7 +85,7 @@ impl Late {
         self.ask(|stream| stream.fault.take().map_or_else(|| question(stream), Err))
     }
 
-    /// Fills `bytes` with what a read yields behind everything queued so far.
+    /// Fills `bytes` as a read does that runs after everything queued so far.
     fn fill(
         &self,
         bytes: &mut [u8],

@@ -53,7 +53,7 @@ fn clipping() -> Vec<Case> {
     cases
 }
 
-/// A gradient of each element type, the scalars, and what random rounding draws from.
+/// A gradient of each element type, the scalars, and the input that random rounding draws from.
 fn inputs(grad: Input, scalars: &[f32], stored: Stored) -> Vec<Input> {
     let rng = stored.is_random().then(|| integers([4], Fill::Rng));
     [grad].into_iter().chain(scalars.iter().map(|&number| scalar(number))).chain(rng).collect()

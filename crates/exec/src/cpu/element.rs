@@ -130,7 +130,7 @@ widest! {
 }
 
 widest! {
-    /// The elements nearest to the sums of `from` and what `to` holds.
+    /// The elements nearest to the sums of `from` and `to`.
     pub(super) fn add_rounded<E: Element>(from: &[f32], to: &mut [E]) {
         for (to, &from) in to.iter_mut().zip(from) {
             *to = E::rounded(from + to.wide());

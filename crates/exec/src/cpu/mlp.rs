@@ -380,7 +380,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// The gradient of `x` from those of `hidden`: the sum of what each leading product sends back.
+    /// The gradient of `x` from those of `hidden`: the sum of the gradients that the leading products send back.
     fn send_back(
         &self,
         rows: usize,

@@ -178,7 +178,7 @@ impl Drop for Back {
     }
 }
 
-/// Keeps what several threads write on cache lines of its own (two, which are fetched together).
+/// Keeps data that several threads write on cache lines of its own (two, which are fetched together).
 #[repr(align(128))]
 struct Lines<T>(T);
 

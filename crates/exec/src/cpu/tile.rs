@@ -33,7 +33,7 @@ pub(super) struct Product<'a> {
     pub(super) b_stride: usize,
     /// Extents `[m, n, k]`.
     pub(super) extents: [usize; 3],
-    /// Whether to add to what `c` holds.
+    /// Whether to add to the content of `c`.
     pub(super) add: bool,
 }
 

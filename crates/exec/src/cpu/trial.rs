@@ -74,7 +74,7 @@ impl Trial {
         self.inputs[index].1.iter().map(|&bits| f32::from_bits(bits)).collect()
     }
 
-    /// The outputs; what no kernel writes is NaN.
+    /// The outputs; elements that no kernel writes are NaN.
     pub(super) fn run(&self) -> Vec<Vec<f32>> {
         self.attempt().unwrap()
     }

@@ -166,7 +166,7 @@ unsafe fn sum_of<T: Copy>(
 mod tests {
     use super::*;
 
-    /// Memory that cannot be written: whoever tries ends the process.
+    /// Memory that cannot be written: an attempt ends the process.
     static WORDS: [u8; 4] = [1, 2, 3, 4];
 
     #[test]

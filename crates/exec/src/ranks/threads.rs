@@ -106,7 +106,7 @@ impl Drop for ThreadRank {
         self.leave("it is gone");
         self.queue.close();
         if let Some(thread) = self.thread.take() {
-            // It has no panics of its own, and a rank that is dropped has nobody to tell.
+            // Its own code does not panic, and a dropped rank could report nothing.
             let _ = thread.join();
         }
     }

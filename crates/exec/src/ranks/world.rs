@@ -5,7 +5,7 @@
 //! rank 1   post ─ meet ─ first turn ─ meet ─ second turn ─ meet      nobody goes past a meeting before all are there
 //! ```
 //!
-//! The first fault ends the world: whoever waits, or comes later, gets that fault. A rank that leaves waits until no other
+//! The first fault ends the world: ranks that wait or come later get that fault. A rank that leaves waits until no other
 //! rank is in a turn, because turns read bytes of other ranks. Nothing allocates after construction, faults excepted.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

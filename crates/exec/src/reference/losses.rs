@@ -62,7 +62,7 @@ fn wrong(row: &[f64], word: usize) -> f64 {
     f64::from(u8::from(row.iter().enumerate().any(likelier)))
 }
 
-/// The targets and what their loss is multiplied by.
+/// The targets, and the factor of their loss.
 #[derive(Clone, Copy)]
 struct Targets<'a> {
     ids: &'a [i32],

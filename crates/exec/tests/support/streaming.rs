@@ -46,7 +46,7 @@ fn program() -> Program {
     Program { train: costed(training()), evaluate: Some(costed(forward())), generate: None }
 }
 
-/// Transfers of a schedule that nobody waits for in it.
+/// Transfers of a schedule that it does not wait for itself.
 pub(crate) fn left_open(schedule: &Schedule) -> usize {
     let count = |is: fn(&Action) -> bool| schedule.actions.iter().filter(|action| is(action)).count();
     let started = count(|action| matches!(action, Action::Start { .. }));

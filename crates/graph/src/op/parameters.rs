@@ -58,7 +58,7 @@ pub enum Moments {
 /// Elements that share a largest magnitude in [`Moments::Blocks`].
 pub const BLOCK: usize = 256;
 
-/// Element types of what an optimizer updates.
+/// Element types of the state that an optimizer updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Stored {
     /// The parameter.

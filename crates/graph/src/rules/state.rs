@@ -83,7 +83,7 @@ fn apollo(rates: Apollo, inputs: &[Type]) -> Result<Vec<Type>, String> {
     Ok(rates.types(grad.shape))
 }
 
-/// Checks what a probe draws from, and its distance from the weights.
+/// Checks the inputs of a probe: its random numbers, and its distance from the weights.
 fn drawn(probe: Type, size: Type) -> Result<(), String> {
     equal(probe, Type::i32([4]), "probe")?;
     equal(size, Type::f32([]), "size")

@@ -9,7 +9,7 @@ use super::keys::{Keys, decimal};
 use super::{ConfigError, mixture, rope};
 use crate::{Architecture, Llama};
 
-/// Positions of a model that states none; what transformers assumes of a Llama.
+/// Positions of a model that states none: transformers' default for a Llama.
 const POSITIONS: usize = 2048;
 
 pub(super) fn llama(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {

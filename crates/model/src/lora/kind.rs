@@ -1,4 +1,4 @@
-//! The kinds of adapters: how each changes the modules that are chosen for it, and what merging makes of it.
+//! The kinds of adapters: how each changes its modules, and how it is merged.
 //!
 //! The choice of modules, their layers and the modules to save are the same for every kind; see [`Lora`]. A kind says only
 //! how the result of one linear layer is made with its adapter, in a file of its own.

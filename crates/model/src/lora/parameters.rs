@@ -63,7 +63,8 @@ impl Lora {
         Ok(found)
     }
 
-    /// Refuses what adapters of parameters lack. PEFT adds to the parameter itself, so there is no input to drop parts of.
+    /// Refuses settings that adapters of parameters lack. PEFT adds to the parameter itself, so there is no input for
+    /// dropout.
     pub(super) fn refuse_of_parameters(&self) -> Result<(), GraphError> {
         if self.kind != AdapterKind::LowRank {
             let kind = self.kind.name();

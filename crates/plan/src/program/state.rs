@@ -1,4 +1,4 @@
-//! State that all graphs of a program share by name: its ranges, before anybody gives them a place.
+//! State that all graphs of a program share by name: its ranges, before they have offsets.
 
 use std::fmt;
 

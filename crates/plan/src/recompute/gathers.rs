@@ -69,7 +69,7 @@ impl Ahead<'_> {
         self.runs.push(run);
     }
 
-    /// Elements of those values that are gathered weights.
+    /// Number of elements of the gathered weights among `values`.
     fn elements(&self, values: impl Iterator<Item = Value>) -> usize {
         let weights = values.filter(|&value| self.graph.is_gathered(value));
         weights.map(|value| self.graph.shape(value).elements()).sum()

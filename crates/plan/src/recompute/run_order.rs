@@ -198,8 +198,8 @@ impl<'a> Writer<'a> {
         self.backward(regions);
     }
 
-    /// Runs what the list names, and gathers weights for it, which a list does not name. A layer that runs again shares them with
-    /// its backward pass.
+    /// Runs the nodes that the list names, and gathers their weights, which a list does not name. A layer that runs again
+    /// shares them with its backward pass.
     fn runs(&mut self, runs: &[Run]) {
         let layers = layers_of_nodes(self.graph);
         let (mut gathered, mut last, mut turned) = (Vec::new(), None, false);

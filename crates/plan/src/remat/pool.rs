@@ -39,7 +39,7 @@ struct Family {
     known: Vec<(usize, u64)>,
 }
 
-/// A kept set, and what its schedule takes.
+/// A kept set, and the cost and peak of its schedule.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept {
     /// Numbers of forward nodes.

@@ -40,7 +40,7 @@ pub(crate) struct Width {
     pub(crate) beam: usize,
 }
 
-/// A state to start from: how it was reached and what that cost.
+/// A state to start from, with its path and the cost so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Seed<const W: usize> {
     /// Runs up to the state, all of them forward.

@@ -107,7 +107,7 @@ impl<const W: usize> SearchGraph<W> {
         set.iter().map(|node| self.bytes[node]).sum()
     }
 
-    /// The forward nodes that must run, given what is resident, before all of `wanted` is resident too.
+    /// The forward nodes that must run, given the resident outputs, before all of `wanted` is resident.
     pub(crate) fn missing(&self, wanted: &Set<W>, resident: &Set<W>) -> Set<W> {
         let mut missing = Set::EMPTY;
         let mut open = wanted.minus(resident);

@@ -1,7 +1,7 @@
 //! The best schedule at one budget: the parts put together, cheapest first.
 //!
 //! 1. Kept sets from the label frontier at the turn, each turned into a schedule and simulated.
-//! 2. The bound says what every schedule pays.
+//! 2. The lower bound on the cost of every schedule.
 //! 3. Beams, from the best of those sets and from the start, wider and wider while a gap is left.
 //! 4. The exact search, while a gap is left, limited by the best schedule so far: first without runs ahead of demand,
 //!    then with them; only the latter gives a proof.
@@ -153,7 +153,7 @@ impl<'a, const W: usize> Solver<'a, W> {
         narrow(2).or_else(|| narrow(3)).or_else(exact)
     }
 
-    /// A search for schedules cheaper than `limit` with so much work, or with what is left of the total.
+    /// A search for schedules cheaper than `limit` with so much work, or with the rest of the total if that is less.
     fn search<'b>(&'b self, memory: u64, bound: &'b Bound, limit: f64, work: u64) -> Search<'b, W> {
         let left = self.work.left();
         Search::new(&self.graph, memory, &bound.after, limit, work.min(left)).at_most(left)

@@ -12,22 +12,22 @@ use std::cell::Cell;
 pub(crate) struct Work(Cell<u64>);
 
 impl Work {
-    /// So much.
+    /// Work of so many operations.
     pub(crate) fn of(operations: u64) -> Work {
         Work(Cell::new(operations))
     }
 
-    /// As much as anybody wants.
+    /// Unlimited work.
     pub(crate) fn endless() -> Work {
         Work::of(u64::MAX)
     }
 
-    /// Takes some away.
+    /// Takes operations away.
     pub(crate) fn spend(&self, operations: u64) {
         self.0.set(self.0.get().saturating_sub(operations));
     }
 
-    /// Does a task that may take one in `parts` of what is left.
+    /// Runs a task that may use one part in `parts` of the remaining work.
     pub(crate) fn share<T>(&self, parts: u64, task: impl FnOnce() -> T) -> T {
         let left = self.left();
         let lent = left / parts;

@@ -3,7 +3,7 @@
 use super::error::SearchError;
 use crate::recompute::Strategy;
 
-/// A request. Whatever it leaves open is chosen.
+/// A request. The search chooses everything that it leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
     /// Sequences of one step.

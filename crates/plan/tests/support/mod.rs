@@ -70,8 +70,8 @@ fn residual_layer(g: &mut Graph, prefix: &str, x: Value) -> Value {
     g.add(x, h)
 }
 
-/// A convolutional network of `depth` levels whose way up reads what the way down made: values that
-/// live across everything between.
+/// A U-net of `depth` levels: each expanding level reads the values of its contracting twin, which live across everything
+/// between.
 pub(crate) fn skip_network(depth: usize) -> Graph {
     const CHANNELS: usize = 4;
     let layer = |g: &mut Graph, name: &str, x: Value| {

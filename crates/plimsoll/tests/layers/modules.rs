@@ -1,4 +1,4 @@
-//! Modules of a crate and who uses whom, read from their tokens.
+//! Modules of a crate and the edges between them, read from their tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -95,7 +95,7 @@ impl Checkpoints {
     /// The same folder, in which models are written in another format.
     #[must_use]
     pub fn in_form(self, form: ModelFormat) -> Checkpoints {
-        // A run resumes from the very numbers it had, whatever element type the model is finally written in.
+        // A run resumes from exactly the numbers it had, independent of the element type of the final model.
         Checkpoints { form: ModelFormat { dtype: None, ..form }, ..self }
     }
 

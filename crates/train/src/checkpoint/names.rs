@@ -1,4 +1,4 @@
-//! Names in a run's folder: what each kind of checkpoint is called while it is written, kept and removed.
+//! Names in a run's folder: those of each kind of checkpoint while it is written, kept and removed.
 
 use std::fs;
 use std::io;

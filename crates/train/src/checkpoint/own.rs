@@ -122,7 +122,7 @@ impl Own {
     }
 }
 
-/// Gives something that may not be removed another name; returns it.
+/// Renames a folder that must not be removed; returns the new name.
 pub(super) fn set_aside(path: &Path) -> Result<PathBuf, FileError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut number = 1;

@@ -243,7 +243,7 @@ impl Writer {
         self.ends.is_empty()
     }
 
-    /// Writes what follows the ids, and gives the file its name.
+    /// Writes the parts after the ids, and gives the file its name.
     pub(super) fn finish(mut self, key: &Key) -> Result<Cache, DataError> {
         let (ends, labels) = (std::mem::take(&mut self.ends), std::mem::take(&mut self.labels));
         self.put(&ends.iter().flat_map(|end| end.to_le_bytes()).collect::<Vec<u8>>())?;

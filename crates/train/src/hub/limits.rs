@@ -36,7 +36,7 @@ impl Default for HubLimits {
         HubLimits {
             connect: Duration::from_secs(15),
             stall: Duration::from_secs(30),
-            // A tenth of what a telephone line brings.
+            // A tenth of the speed of a telephone line.
             least: 60 << 10,
             window: Duration::from_mins(1),
             metadata: Duration::from_secs(30),

@@ -132,7 +132,7 @@ impl Moment {
         })
     }
 
-    /// The number of a field, the digits it has at least, and what is put before it.
+    /// The number of a field, its least number of digits, and the padding before it.
     fn number(&self, field: char) -> Option<(u64, usize, &'static str)> {
         let (weekday, of_year) = (self.weekday(), self.of_year());
         let (number, width) = match field {

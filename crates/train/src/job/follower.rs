@@ -1,7 +1,7 @@
 //! One rank that follows rank 0, whether it is a thread or a process.
 //!
-//! It receives what every rank has from rank 0. Of state that ranks divide it reads or draws its own part, from the files that
-//! rank 0 begins with.
+//! It receives undivided state from rank 0. Of divided state it reads or draws its own part, from the files that rank 0
+//! begins with.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

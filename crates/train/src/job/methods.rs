@@ -1,4 +1,4 @@
-//! Compares ways to train a model: what each trains, the memory and time it takes, and the quality that its authors report.
+//! Compares ways to train a model: trained parameters, memory, time, and the quality that the authors report.
 //!
 //! Every row is planned as `plan` would plan it, under the same budget and on the same device, so a row that fits is a run
 //! that fits. Settings that belong to one method (adapters, bits of the base, optimizers without gradients) are replaced;

@@ -168,7 +168,7 @@ impl Measured {
         self
     }
 
-    /// Number of ops of runs and of `bench ops`.
+    /// Number of ops whose times come from runs and from `bench ops`.
     pub fn len(&self) -> usize {
         self.ops.len()
     }

@@ -9,8 +9,8 @@ use plimsoll_model::lora::TokenAdapter;
 use crate::error::TrainError;
 use crate::optimizer::low_name;
 
-/// Sets the rows of trained tokens to zero in their tables. With `begin` the old rows become the trained ones;
-/// otherwise those were loaded.
+/// Sets the rows of trained tokens to zero in their tables. With `begin` the old rows become the trained ones; otherwise
+/// the trained ones were loaded.
 ///
 /// # Errors
 ///

@@ -59,7 +59,7 @@ fn given_gradient(rows: usize) -> Result<Graph, GraphError> {
     g.finish()
 }
 
-/// The same of a weight that a product reads, with the input transposed: the loss is `Σ (1·wᵀ)·x`.
+/// The same for a weight that is the operand of a product, with the input transposed: the loss is `Σ (1·wᵀ)·x`.
 fn given_gradient_of_a_product(rows: usize) -> Result<Graph, GraphError> {
     let mut g = Graph::new();
     let x = g.input("x", [rows, COLUMNS, ROWS], DType::F32);

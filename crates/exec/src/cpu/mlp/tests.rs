@@ -69,7 +69,7 @@ impl Sample {
         one(self.leading().iter().fold(Trial::new(op), |trial, z| trial.f32([N, F], z)))
     }
 
-    /// `(dx, dw₁ … dwₙ, db₁ … dbₙ)` by the single ops, added to what `before` says.
+    /// `(dx, dw₁ … dwₙ, db₁ … dbₙ)` by the single ops, added to `before`.
     fn gradients(&self, before: &[Option<Vec<f32>>]) -> Vec<Vec<f32>> {
         let transposed = self.form.transposed;
         let (last, h) = (self.weights.len() - 1, self.activated());

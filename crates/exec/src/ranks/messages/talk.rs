@@ -65,7 +65,7 @@ impl<W: Wire> Talk<W> {
         }
         let now = Instant::now();
         if now.duration_since(self.last_look) >= self.silence / 2 {
-            // This process itself was stopped for a while, and cannot know what the others did.
+            // This process itself was stopped for a while, so silence of the others proves nothing.
             self.heard.fill(now);
         }
         self.last_look = now;

@@ -117,7 +117,7 @@ impl Fields {
             Some(Value::String(text)) => Pattern::whole(text).map(Targets::Pattern).map_err(unread),
             _ => match self.names("target_modules")? {
                 Some(mut names) => {
-                    // PEFT writes a set, in whatever order.
+                    // PEFT writes a set, in arbitrary order.
                     names.sort();
                     Ok(Targets::Names(names))
                 }
@@ -127,7 +127,7 @@ impl Fields {
         }
     }
 
-    /// PEFT writes a set, in whatever order.
+    /// PEFT writes a set, in arbitrary order.
     pub(super) fn target_parameters(&self) -> Result<Vec<String>, AdapterConfigError> {
         let mut names = self.names(PARAMETERS)?.unwrap_or_default();
         names.sort();

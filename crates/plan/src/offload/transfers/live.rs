@@ -19,7 +19,7 @@ pub(super) struct LiveBytes {
     own: Vec<u64>,
     /// Bytes added to all runs of a block.
     added: Vec<u64>,
-    /// The most of a block, with what was added.
+    /// The largest number of a block, with the number added to all of it.
     most: Vec<u64>,
 }
 

@@ -226,7 +226,7 @@ fn whole_numbers_of_data_beyond_64_bits_are_printed_and_reckoned_with_as_in_pyth
     let source = "{{ messages[0].tool_calls[0].function.arguments.n }}";
     let rendered = render(source, &[json!({"role": "assistant", "content": "", "tool_calls": [call]})], None);
     assert_eq!(rendered.unwrap(), "36893488147419103232");
-    // One that is longer is refused: as a float it would be rendered in silence with other digits than in Python.
+    // A longer one is refused: as a float it would be rendered with other digits than in Python, without any error.
     for number in ["170141183460469231731687303715884105728".to_owned(), format!("-{}", "9".repeat(400))] {
         let content = super::super::exact_json::parse(&format!("{{\"n\": {number}}}")).unwrap();
         let said =

@@ -1,4 +1,4 @@
-//! Tokenizers and chat templates against what transformers made of the same files; see `reference/tokenizer.py`.
+//! Tokenizers and chat templates against transformers' results for the same files; see `reference/tokenizer.py`.
 
 use std::fs;
 

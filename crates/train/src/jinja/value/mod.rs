@@ -1,4 +1,4 @@
-//! Values as Python has them, and what all of them can do: truth, equality, order, length.
+//! Values as Python has them, and the operations of all of them: truth, equality, order, length.
 //!
 //! Lists and dictionaries never change (the sandbox of transformers forbids it), so they are shared. Namespaces do
 //! change and live in the interpreter, where a value refers to them by number: cycles of them cannot leak or recurse. A

@@ -1,4 +1,4 @@
-//! Python's numbers: whole ones up to 128 bits, floats that print shortest, and what both share.
+//! Python's numbers: whole ones up to 128 bits, floats printed in the shortest form, and their common operations.
 
 use std::cmp::Ordering;
 

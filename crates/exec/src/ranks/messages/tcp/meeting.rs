@@ -6,8 +6,8 @@
 //!             calls ranks 1 … r−1            is called by ranks r+1 … N−1
 //! ```
 //!
-//! The port may be taken: `torchrun` keeps a store of its own there. So rank 0 takes the first free port of a few in a row, and
-//! the others try them in turn. A hello carries a mark of the run, and whoever does not answer with it is a stranger.
+//! The port may be taken: `torchrun` keeps a store of its own there. So rank 0 takes the first free port of a few in a row,
+//! and the others try them in turn. A hello carries a mark of the run; connections that do not answer with it are closed.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
@@ -178,7 +178,7 @@ impl Meeting {
         hello
     }
 
-    /// Number and port of whoever says a hello of this run.
+    /// Rank and port in a hello of this run; none for any other message.
     fn hello_of(&self, stream: &mut TcpStream) -> Option<(usize, u16)> {
         let mut hello = [0; HELLO];
         stream.set_nonblocking(false).ok()?;

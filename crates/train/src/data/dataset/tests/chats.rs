@@ -165,7 +165,7 @@ fn samples_are_counted_and_those_longer_than_a_row_told() {
         "d.jsonl",
         &[json!({"text": "ab"}), json!({"text": "abcdefghij"}), json!({"text": "c"})],
     );
-    // With what opens and ends it, a text of n bytes has n + 1 positions.
+    // With its opening and closing tokens, a text of n bytes has n + 1 positions.
     let packed = bytes(&spec(&folder, &path, 5));
     assert_eq!(
         packed.counts,
