@@ -32,7 +32,7 @@ struct Silence {
     due: Duration,
     /// Time from any line to the next.
     patience: Duration,
-    /// The most of it.
+    /// The longest such time.
     longest: Duration,
 }
 

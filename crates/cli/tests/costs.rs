@@ -123,7 +123,7 @@ fn a_run_adds_its_times_to_those_known_of_the_machine_and_stays_inside_its_budge
     done(caches.path(), &train(8));
     assert_eq!(json(&file)["runs"], 2);
 
-    // Nothing is learned by runs that ask for other times, that took no second step, or whose ops wait for a disk.
+    // A run adds no times if it used other times, took no second step, or has ops that wait for a disk.
     for other in [format!("{} --costs modelled", train(3)), train(1), format!("{} --offload disk", train(3))]
     {
         let kept = fs::read(&file).unwrap();

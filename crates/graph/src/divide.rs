@@ -65,8 +65,8 @@ fn weights(graph: &Graph) -> Vec<StateId> {
     all.filter(divided).collect()
 }
 
-/// For each node a number that nodes share if they may share gathered weights: those of one run of nodes of a layer, or of
-/// none, and the backward nodes of these.
+/// For each node the number of its stretch; nodes of one stretch may share gathered weights. A stretch is a run of
+/// neighbouring nodes of one layer, or of no layer, with their backward nodes.
 fn stretches(graph: &Graph) -> Vec<usize> {
     let layers: BTreeSet<BlockId> = graph.layer_blocks().into_iter().collect();
     let layer_of =

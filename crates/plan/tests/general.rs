@@ -64,7 +64,7 @@ fn u_net(rows: usize, depth: usize) -> Graph {
     trained(&g.finish().unwrap())
 }
 
-/// Residual layers of changing width, with nothing that says where one begins, and a value that all of them read.
+/// Residual layers of changing width, without marks of where a layer begins, and a value that all of them read.
 fn residual(rows: usize, depth: usize) -> Graph {
     const WIDTH: usize = 16;
     let mut g = Graph::new();

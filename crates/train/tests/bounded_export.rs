@@ -71,7 +71,7 @@ fn stays_bounded(layers: usize) {
     let peak = memory::process().unwrap().peak;
     assert!(peak < 64 * MIB, "merging {} MiB reached {} MiB", bytes / MIB, peak / MIB);
 
-    // 0.5 + 8/4 · 4 · 0.25²: every weight got what its adapter adds, and only those that have one.
+    // 0.5 + 8/4 · 4 · 0.25²: exactly the weights with an adapter have changed, each by the adapter's product.
     let merged = ModelFolder::open(&out).unwrap();
     for (name, expected) in [("model.layers.0.mlp.up_proj.weight", 1.0), ("lm_head.weight", 0.5)] {
         let (file, _) = merged.find([name]).unwrap();

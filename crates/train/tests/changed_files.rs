@@ -1,5 +1,5 @@
-//! Models in folders that differ a little from what transformers wrote: a head beside a tied embedding, weights that
-//! were trained further, numbers that are none.
+//! Folders that differ a little from those that transformers wrote: a head beside a tied embedding, weights that were
+//! trained further, NaNs.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Templates that cover Jinja2's constructs, against what transformers rendered; see `reference/chat_templates.py`.
+//! Templates that cover Jinja2's constructs, against transformers' renderings; see `reference/chat_templates.py`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -31,7 +31,7 @@ const CASES: [(&str, &str); 5] = [
     ("olmoe_layers", "olmoe"),
 ];
 const LOSS: f32 = 2e-6;
-/// Of a router's adapter: the sum of what its experts want, in which most cancels. All others are below 4·10⁻⁶.
+/// For a router's adapter, whose gradient is a sum over experts in which most terms cancel. All others are below 4·10⁻⁶.
 const GRADIENT: f32 = 1e-5;
 const WEIGHT: f32 = 5e-5;
 const LR: f32 = 1e-3;

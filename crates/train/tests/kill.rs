@@ -40,7 +40,7 @@ fn train(folder: &Path, last: u64) {
     }
 }
 
-/// Not a test: what the processes below run.
+/// Not a test: the code that the processes below run.
 #[test]
 fn child() {
     if let Some(folder) = std::env::var_os(FOLDER) {

@@ -203,7 +203,7 @@ fn chat_templates_and_conversations() {
     let messages = cases[0]["messages"].as_array().unwrap();
     strike("template", &templates, |source| {
         let template = ChatTemplate::new(&String::from_utf8_lossy(source), Vec::new())?;
-        // Many need what another conversation has; whether they render is not the question.
+        // Many templates need other fields than this conversation has, so a failed rendering is no fault.
         let _ = template.render(messages, None, true);
         Ok(())
     });
@@ -280,7 +280,7 @@ fn states_of_checkpoints() {
         fs::write(&path, bytes).unwrap();
         said(Checkpoint::open(&checkpoint))
     });
-    // With a checksum that holds, so that what it says is believed as far as it can be.
+    // With a valid checksum, so that the altered content itself is judged.
     strike("checkpoint-signed", &[original], |bytes| {
         fs::write(&path, signed(bytes)).unwrap();
         said(Checkpoint::open(&checkpoint))
@@ -308,7 +308,7 @@ fn files_of_plans_and_settings() {
     let plan = plan_for(&model, &*device, &asked).unwrap().to_file();
     let read = |bytes: &[u8]| said(plan_from_file(&model, &*device, &asked, &String::from_utf8_lossy(bytes)));
     strike("plan", &[plan.clone().into_bytes()], read);
-    // With a hash that holds, so that the judge sees what it says.
+    // With a valid hash, so that the judge sees the altered content.
     strike("plan-signed", &[plan.into_bytes()], |bytes| read(&signed_plan(bytes)));
     let settings =
         "model = \"tiny\"\nlearning_rate = 1e-3\nmax_steps = 5\nlora_target_modules = [\"q_proj\"]\n";

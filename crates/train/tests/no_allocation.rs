@@ -16,7 +16,7 @@ use plimsoll_train::{Run, plan_for};
 mod support;
 use support::{Batch, Size, families, options};
 
-/// The system's allocator with a counter in front, which is off until somebody watches.
+/// The system's allocator behind a counter, which is off until a test switches it on.
 struct Counting;
 
 static WATCHING: AtomicBool = AtomicBool::new(false);

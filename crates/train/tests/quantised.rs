@@ -229,7 +229,7 @@ fn no_dequantised_weight_outlives_its_reader() {
         let largest = 4 * 64 * 128;
         let saved = weights.whole_bytes - weights.bytes;
         let (small, large) = (planned.choice.plan.arena_bytes, whole.choice.plan.arena_bytes);
-        // One weight at a time beside what a plan without codes holds, and what alignment takes.
+        // The plan holds one dequantised weight at a time more than a plan without codes, and the bytes of alignment.
         assert!(small + saved <= large + 2 * largest, "{strategy}: {small} + {saved}, {large}");
         assert!(planned.choice.plan.schedules.contains_key(&Role::First));
     }
@@ -332,7 +332,7 @@ fn a_quantised_folder_that_contradicts_itself_is_refused_by_the_name_of_the_tens
     assert!(why.contains("with nf4 in blocks of 32 and 256; nf4 in blocks of 64 and 256 is read"), "{why}");
 }
 
-/// Merging into a folder of codes gives what PEFT's adapter adds to the numbers that they stand for.
+/// Merging into a folder of codes gives the dequantised numbers plus the product of PEFT's adapter.
 #[test]
 fn an_adapter_is_merged_into_the_original_or_the_dequantised_weights_and_it_is_said_which() {
     for (folder, case, into) in [

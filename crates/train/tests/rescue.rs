@@ -38,7 +38,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Trains a course; returns its fault and what was told beside steps.
+/// Trains; returns the fault and all events other than steps.
 fn train(trainer: &mut Trainer, course: &TrainLoop, out: &Checkpoints) -> (Option<TrainError>, Vec<String>) {
     let mut told = Vec::new();
     let mut listener = |event: &Event<'_>| {

@@ -47,7 +47,7 @@ impl Lines {
         writeln!(self.0, "{name}: {answer}").unwrap();
     }
 
-    /// Asks for a plan and writes down what comes; the size of the arena where something fits.
+    /// Asks for a plan and records the answer; returns the size of the arena if a plan fits.
     fn ask<B: Build>(&mut self, name: &str, searcher: &mut Searcher<B>, request: Request) -> Option<u64> {
         let (line, bytes) = match searcher.search(request) {
             Ok(choice) => (planned(&choice, request.budget), Some(choice.plan.arena_bytes)),
@@ -58,7 +58,7 @@ impl Lines {
         bytes
     }
 
-    /// Asks for all that is useful, for one byte, and for budgets between what the two take.
+    /// Asks without a budget, with one byte, and with budgets between the two answers.
     fn ask_between<B: Build>(
         &mut self,
         name: &str,
@@ -79,7 +79,7 @@ impl Lines {
         }
     }
 
-    /// Compares with the table of that name, and leaves what was found under `target/tmp`.
+    /// Compares with the table of that name, and leaves the new lines under `target/tmp`.
     fn compare(&self, table: &str) {
         let found = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{table}.txt"));
         std::fs::write(&found, &self.0).unwrap();

@@ -81,7 +81,7 @@ fn sent(run: &Run) -> Vec<Vec<f32>> {
 fn a_bias_moves_by_the_sign_of_the_mean_load_less_its_own() {
     for name in FOLDERS {
         let mut batch = batch(name);
-        // Every token counts, so that the load of the record is that by which biases move.
+        // Every token carries a loss, so the recorded load is the one that moves the biases.
         batch.targets.iter_mut().filter(|target| **target == IGNORED).for_each(|target| *target = 1);
         let mut run = start(name, RATE, &options(8, 2, Strategy::None, 2));
         let mut expected = biases(&run);

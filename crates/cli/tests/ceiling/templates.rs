@@ -5,7 +5,7 @@ use super::*;
 const FILE: &str = "model/chat_template.jinja";
 const CHAT: &str = r#"{"messages":[{"role":"user","content":"one"},{"role":"assistant","content":"two"}]}"#;
 
-/// Refuses a template where a prompt is written with it and where data is.
+/// A template must be refused for a prompt and for data.
 fn refuses(what: &str, template: &str) {
     let home = Home::with_model();
     home.write(FILE, template);

@@ -114,7 +114,7 @@ impl Tile {
         Tile { leading, hidden: network.scratch(to, rows) }
     }
 
-    /// The first rows of it.
+    /// Its first `rows` rows.
     fn of_rows(&self, rows: usize) -> Tile {
         let leading = self.leading.iter().map(|z| z.rows_from(0, rows)).collect();
         Tile { leading, hidden: self.hidden.rows_from(0, rows) }

@@ -142,7 +142,7 @@ impl<'a> Rows<'a> {
 
 /// Some rows at once, with their logits and a number for each.
 struct Chunk<'a> {
-    /// The first of them.
+    /// The number of the first row.
     first: usize,
     logits: &'a mut [f32],
     losses: &'a [f32],

@@ -321,7 +321,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// The activation of `hidden`, written to `into` or over the first of them.
+    /// The activation of gate and up, written to `into`, or over gate.
     fn activate(&self, [gate, up]: &mut [&mut [f32]; 2], mut into: Option<&mut [f32]>) {
         let len = gate.len();
         let outputs = [into.as_mut().map_or(gate.as_mut_ptr(), |into| into[..len].as_mut_ptr())];

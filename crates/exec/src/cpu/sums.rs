@@ -109,7 +109,7 @@ impl<T: ColumnTerms, S: Element> Work for Strip<'_, T, S> {
     }
 }
 
-/// The elements of a matrix themselves.
+/// Terms that are the elements of a matrix, unchanged.
 struct Elements<'a, E> {
     x: &'a [E],
     width: usize,

@@ -204,7 +204,7 @@ fn ceilings(slots: &[Slot], chosen: &[usize], offsets: &[u64]) -> Vec<u64> {
     ceiling
 }
 
-/// The first undecided action at or after `at`, with the path to it shortened for the next question.
+/// The first undecided action at or after `at`. The path to it is shortened for later calls.
 fn open_from(next_open: &mut [usize], at: usize) -> usize {
     let mut end = at;
     while next_open[end] != end {

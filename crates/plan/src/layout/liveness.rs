@@ -89,7 +89,7 @@ pub(crate) fn slots_of(graph: &Graph, facts: &Facts, scratch: Scratch, sequence:
     writer.slots().0
 }
 
-/// Exchanges that may be under way at one time, of those that hold bytes which die with them: one on the wire and the next.
+/// Limit on the exchanges under way whose operands die with them: one on the wire and the next.
 const PASSING: usize = 2;
 
 /// An exchange between ranks that was begun and not awaited.

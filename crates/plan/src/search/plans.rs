@@ -49,7 +49,7 @@ fn resident_plans(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>) {
         }
     }
     fitting_named(of, optimum, scratch, tried);
-    // Where everything can be kept, nothing else matters.
+    // The ladder is skipped where no plan of it could be faster, as when everything can be kept.
     if let Some(search) = optimum.filter(|optimum| !optimum.is_table())
         && of.could_matter(of.once_seconds(scratch), tried)
     {

@@ -72,9 +72,9 @@ pub struct EvaluationConfig {
     pub every: u64,
     /// Where validation sequences come from, if not from the training data.
     pub data: Option<DataConfig>,
-    /// The part of the training data that is kept back for it.
+    /// The part of the training data that is held back for validation.
     pub share: Option<f64>,
-    /// The most of them that are used.
+    /// The largest number of validation sequences that are used.
     pub most: Option<u64>,
     /// When to give up.
     pub stopping: Option<EarlyStopping>,
@@ -284,8 +284,8 @@ impl Config {
         Ok(Lr { peak: self.learning_rate, warmup_steps, max_steps, decay: self.decay })
     }
 
-    /// The part of the stated distance that the probes of each step lie away from the weights, in a run with these learning
-    /// rates; none where it is always all of it.
+    /// The factor of the stated distance for the probes of each step, in a run with these learning rates; none where it is
+    /// always 1.
     pub fn noise(&self, lr: &Lr) -> Option<Lr> {
         let falls = self.noise != Decay::Constant;
         falls.then_some(Lr { peak: 1.0, warmup_steps: 0, max_steps: lr.max_steps, decay: self.noise })

@@ -26,7 +26,7 @@ const NAMES: [&str; 11] = [
 
 /// The folder of chat templates beside the usual one, `NAME.jinja` each.
 pub(crate) const MORE_TEMPLATES: &str = "additional_chat_templates";
-/// The most of them that are copied or downloaded. Models have one or two.
+/// The largest number of them that is copied or downloaded. Models have one or two.
 pub(crate) const MOST_TEMPLATES: usize = 64;
 
 /// Whether a file of this name in a model's folder passes through training unchanged.

@@ -29,7 +29,7 @@ const PIECE: usize = 256 << 10;
 /// Bytes of one file before another is begun, as in other tools.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// State that can be read as a whole, whoever keeps it.
+/// State that can be read as a whole, on whatever ranks its parts lie.
 pub trait WholeState {
     /// The pieces of a state that have names in files; see [`Engine::pieces`].
     fn pieces(&self, name: &str) -> Vec<(usize, String, Shape)>;
@@ -38,7 +38,7 @@ pub trait WholeState {
     ///
     /// # Errors
     ///
-    /// When there is no such state, it is shorter, or whoever keeps it has ended.
+    /// When there is no such state, it is shorter, or a rank that keeps a part has ended.
     fn read_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), ExecError>;
 }
 
@@ -156,7 +156,7 @@ struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// The pieces of a state. One that nobody knows is a piece too, and refused where it is read or written.
+    /// The pieces of a state. An unknown state is one piece too, which is refused when it is read or written.
     fn all(from: &impl WholeState, state: &'a str, ty: Type) -> Vec<Piece<'a>> {
         let pieces = Some(from.pieces(state)).filter(|pieces| !pieces.is_empty());
         let pieces = pieces.unwrap_or_else(|| vec![(0, state.to_owned(), ty.shape)]).into_iter();

@@ -212,7 +212,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// One request and its answer, whatever that is.
+    /// One request and its answer, of any status.
     fn exchange(
         &self,
         question: Question,

@@ -62,7 +62,7 @@ impl Summary {
         choice.micro_batch * choice.accumulation * choice.program.ranks()
     }
 
-    /// Bytes that the plan takes where values and state wait, and bytes that it may take there; nothing without such a place.
+    /// Bytes that the plan takes on its tier, and bytes that it may take there; none without a tier.
     pub fn waiting_bytes(&self) -> Option<(u64, u64)> {
         let choice = &self.planned.choice;
         let link = choice.program.train.facts.link?;

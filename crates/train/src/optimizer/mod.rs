@@ -42,7 +42,7 @@ pub(crate) use zeroth_order::{PROBE_LOSSES, PROBES, append_probes};
 /// and sensitive.
 pub const FEWEST_FOR_CODES: usize = SMALL_TENSOR;
 
-/// More directions than anybody probes in one step.
+/// More directions than any run probes in one step.
 const MOST_DIRECTIONS: usize = 4096;
 
 /// Prefix of the range that completes a parameter's bf16 to the master copy.
@@ -78,7 +78,7 @@ pub struct Optimizer {
     pub directions: usize,
     /// `Mezo` and `Es`: distance of a probe from the weights, for each element on average.
     pub probe_size: f32,
-    /// `Es`: what members are ranked by.
+    /// `Es`: the score that ranks the members.
     pub fitness: Fitness,
     /// `Apollo`: how gradients are projected.
     pub low_rank: LowRank,

@@ -173,8 +173,8 @@ pub(crate) fn plan_alone<M: Model, F: Fn(&Graph) -> Facts + Copy>(
     let in_two = |two: &Options| search(two.request(&budget), Programs { model, facts, options: two });
     let mut error = match found {
         Ok(choice) => {
-            // Of a large program only a faster plan is looked for, since a whole search takes as long as the first. Beside a
-            // tier not even that: gradients can leave the arena there, which is what two passes are for.
+            // Of a large program only a faster plan is looked for, since a whole search takes as long as the first. Beside
+            // a tier not even that: gradients can leave the arena there, so two passes gain little.
             let seconds = choice.step_seconds();
             let Costed { graph, facts: of_graph } = &choice.program.train;
             let large = graph.nodes().len() > LARGE;

@@ -56,7 +56,7 @@ pub struct Run {
     kinds: BTreeMap<String, (StateKind, Option<Type>)>,
     /// Inputs that hold targets, each with the id that carries no loss.
     targets: Vec<(String, i32)>,
-    /// Ones for every position of a micro-batch, where a caller's batch does not say what is padding.
+    /// Ones for every position of a micro-batch, for batches of callers without marks of padding.
     all_present: Vec<i32>,
     /// The losses that the graph adds to its own.
     added: Vec<AddedSum>,

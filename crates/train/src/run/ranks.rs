@@ -135,7 +135,7 @@ impl Run {
     }
 
     /// Runs a schedule that rank 0 has called for, with zeros for its inputs: this rank gives its part of the weights, and
-    /// nobody reads the result.
+    /// its result is not read.
     pub(crate) fn come_along(&mut self, role: Role) -> Result<(), TrainError> {
         let inputs: Vec<(String, Type)> =
             self.engine.inputs(role)?.map(|(name, ty)| (name.to_owned(), ty)).collect();

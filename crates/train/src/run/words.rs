@@ -7,7 +7,7 @@ use plimsoll_plan::Role;
 pub(crate) enum Word {
     /// There are no more steps.
     End,
-    /// Every rank tells what it has held and how long it has computed.
+    /// Every rank reports its peak memory and its compute time.
     Figures,
     /// A step begins, behind so many steps and groups of data.
     Step { steps: u64, position: u64 },
@@ -39,7 +39,7 @@ impl Word {
         bytes
     }
 
-    /// The word in these bytes; a kind that nobody says is the end.
+    /// The word in these bytes; an unknown kind counts as the end.
     pub(crate) fn from_bytes(bytes: [u8; WORD_BYTES]) -> Word {
         let number = |at: usize| bytes[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         match number(0) {

@@ -313,7 +313,7 @@ fn likeliest(numbers: &[f32]) -> usize {
     (0..numbers.len()).reduce(better).unwrap_or(0)
 }
 
-/// The settings that decide the numbers a step sees, whatever the plan.
+/// The settings that decide the numbers of a step under every plan.
 fn facts(run: &Run, batches: &Batches) -> BTreeMap<String, String> {
     let epoch = batches.source().sequences_per_epoch();
     let facts = [

@@ -1,9 +1,9 @@
 //! A global batch gives the same gradient however it is divided into micro-batches.
 //!
-//! Rows count very different numbers of targets (15, 3, 9 and 1 of 16 in the golden batch), so whoever divides by
-//! the targets of a micro-batch instead of those of the whole step gets another gradient; a test shows how far off
-//! that would be. Only the order of sums may differ, so the tolerance is a few times the rounding of fp32: with
-//! n ≤ 128 terms of similar size a sum is good to about √n · 6e-8 of its terms, and terms may cancel.
+//! Rows count very different numbers of targets (15, 3, 9 and 1 of 16 in the golden batch), so dividing by the targets of a
+//! micro-batch instead of those of the whole step gives another gradient; a test shows the size of that error. Only the
+//! order of sums may differ, so the tolerance is a few times the rounding of fp32: with n ≤ 128 terms of similar size a sum
+//! is good to about √n · 6e-8 of its terms, and terms may cancel.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the distances are what a reader wants to see")]
@@ -38,7 +38,7 @@ impl Step {
         Step { loss: losses.iter().sum(), gradients: gradients.collect() }
     }
 
-    /// The largest distance of any gradient from what `expected` says it should be.
+    /// The largest distance of any gradient from the one in `expected`.
     fn distance(&self, expected: impl Fn(&str) -> Vec<f32>) -> f32 {
         let mut worst: f32 = 0.0;
         for (name, got) in &self.gradients {

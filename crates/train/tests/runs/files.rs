@@ -1,5 +1,4 @@
-//! Models in folders: what goes out comes back, in one file or many; and folders that are wrong
-//! are refused by name.
+//! Models in folders: saved weights are read back unchanged, from one file or many, and wrong folders are refused by name.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -25,7 +25,7 @@ const MICRO_BATCH: usize = 2;
 /// Large enough that kernels split their work into several pieces.
 const SIZE: Size = Size { vocab: 300, seq: 80, width: 64, layers: 4, ffn: 136, dropout: 0.1 };
 
-/// All numbers a run produced, as bits, by what they are.
+/// All numbers of a run, as bits, by their names.
 type Trace = BTreeMap<String, Vec<u32>>;
 
 fn bits(values: &[f32]) -> Vec<u32> {

@@ -1,5 +1,5 @@
-//! Nothing is removed that this run did not write or has not just read as whole, and what cannot be read is an error, never
-//! "no checkpoint".
+//! A run removes only checkpoints that it wrote or has just read as whole. A checkpoint that cannot be read is an error,
+//! never "no checkpoint".
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -83,7 +83,7 @@ fn checkpoints_that_are_all_broken_are_an_error_too() {
     assert_eq!(names(&out), ["checkpoint-1", "checkpoint-2"]);
 }
 
-/// A folder by the name of a checkpoint that somebody else made.
+/// A folder by the name of a checkpoint that another program made.
 fn foreign(out: &Path, step: u64) {
     let folder = out.join(format!("checkpoint-{step}"));
     fs::create_dir_all(&folder).unwrap();

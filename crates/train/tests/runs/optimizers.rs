@@ -425,7 +425,7 @@ fn weights_in_bf16_save_memory_also_at_the_peak() {
         (run.plan().arena_bytes, weights as u64)
     };
     let ((wide, elements), (narrow, _)) = (peak(F32), peak(RANDOM));
-    // Two bytes of each weight, but for what norms and chosen rows need while they are widened.
+    // Two bytes of each weight, and the widened copies of norms and chosen rows.
     assert!(wide - narrow > 2 * elements * 95 / 100, "{wide} {narrow} {elements}");
 }
 
@@ -452,7 +452,7 @@ fn the_parameters_that_decay_are_those_hugging_face_decays() {
         let expected = Golden::read("optimizers").bytes(&format!("decay.{name}"));
         let expected = String::from_utf8(expected).unwrap();
         let expected: Vec<&str> = expected.lines().collect();
-        // Without gradients, a step at rate 1 with decay ½ halves what decays and leaves the rest alone.
+        // Without gradients, a step at rate 1 with decay ½ halves the weights that decay and leaves the others alone.
         let optimizer = Optimizer { weight_decay: 0.5, ..Optimizer::default() };
         let options = Options { optimizer, ..options(2, 2, Strategy::Full, 1) };
         let mut run = start(&model, Size::GOLDEN.seq, &options);

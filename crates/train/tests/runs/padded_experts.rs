@@ -1,4 +1,4 @@
-//! Experts of short texts that have a row each: what is counted are their tokens, and not the padding behind them.
+//! Experts of short texts that have a row each: tokens are counted, and the padding after them is not.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

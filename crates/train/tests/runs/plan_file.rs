@@ -114,7 +114,7 @@ fn damage_never_passes_for_a_plan() {
     }
 }
 
-/// The text with `plan` changed and the hash made right again: what a hand could write.
+/// The text with `plan` changed and a correct hash, as a person could write it.
 fn edited(text: &str, edit: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
     let mut file: serde_json::Value = serde_json::from_str(text).unwrap();
     edit(&mut file["plan"]);
@@ -131,7 +131,7 @@ fn a_file_changed_by_hand_meets_the_judge() {
     let program = program(&model(2), &*device, &asked, ROWS).unwrap();
     let text = planned.to_file();
     let buffers = planned.choice.plan.schedules.values().next().unwrap().buffers.len();
-    // One number of one buffer at a time: what passes is a schedule the judge would pass, or nothing.
+    // One number of one buffer at a time: an altered file is refused, or its schedule is one that the judge passes.
     let (mut refused, mut passed) = (0, 0);
     for buffer in (0..buffers).step_by(7) {
         for (column, value) in

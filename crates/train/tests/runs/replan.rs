@@ -104,7 +104,8 @@ fn started(options: &Options, grown: u64) -> Result<(Run, Planned, usize), Train
 fn a_device_that_grew_is_planned_again_and_stays_inside_the_budget() {
     let (_, wide, plans) = started(&options(512 << 20), 1 << 20).unwrap();
     assert_eq!(plans, 1, "growth that was allowed for is no reason to plan again");
-    // The first plan keeps everything in what will be taken; beside that, and what is set aside, 80 MiB are left.
+    // The first plan keeps everything, because it does not know that the device will grow. After the growth and the reserve
+    // 80 MiB are left.
     let grown = 200 << 20;
     let budget = OPENED + grown + (144 << 20);
     let (mut run, planned, plans) = started(&options(budget), grown).unwrap();

@@ -131,14 +131,14 @@ fn a_checkpoint_is_a_models_folder() {
 enum Until {
     /// Nowhere.
     Last,
-    /// Somebody asks for the end during this step.
+    /// The run is asked to end during this step.
     Stopped(u64),
     /// It was to pause after this step.
     Paused(u64),
 }
 
-/// Trains to step 8 with an evaluation every 4 steps and a checkpoint every 5, or to where it ends before. Returns what
-/// happened, but for steps and records.
+/// Trains to step 8, or to an earlier end, with an evaluation every 4 steps and a checkpoint every 5. Returns the events,
+/// except steps and records.
 fn evaluated(trainer: &mut Trainer, data: &Path, out: &Checkpoints, until: Until) -> Vec<String> {
     let text = Text::open(data, 16, 259, Order::AsWritten).unwrap();
     let mut validation = ValidationSet::new(Source::Text(text), trainer.run().micro_batch(), Some(6));
@@ -237,7 +237,7 @@ fn the_best_comes_along_into_another_folder_and_is_looked_for_anew_where_it_is_g
     assert_eq!(evaluating(&data, None).resume(&two, &from).unwrap(), None);
     assert_eq!(names(two.folder()), ["checkpoint-4"]);
     assert_eq!(Checkpoint::open(&two.path(4)).unwrap().state, Checkpoint::open(&one.path(4)).unwrap().state);
-    // Killed here, the run may begin so once more; what else lies there is another's.
+    // If the run is killed here, it may resume the same way again.
     assert_eq!(two.in_the_way(&from).unwrap(), [0; 0]);
     let mut again = evaluating(&data, None);
     assert_eq!(again.resume(&two, &from).unwrap(), None);

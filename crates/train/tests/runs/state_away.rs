@@ -1,7 +1,6 @@
 //! Training in less memory than the state alone has: moments, weights and gradient sums live on a disk and come in for
-//! their stays.
-//! The bits are those of a run without limits, the measured peak is the planned one, and what is saved, resumed,
-//! evaluated and generated is right.
+//! their stays. The bits are those of a run without limits, the measured peak is the planned one, and saving, resuming,
+//! evaluation and generation are right.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the table is what a reader wants to see")]
@@ -36,7 +35,7 @@ impl Case {
         Case(InArena { model, options, micro_batch })
     }
 
-    /// Trains by a plan; every loss, every norm, what evaluation and generation say, and all that outlives a step.
+    /// Trains by a plan; returns every loss and norm, the results of evaluation and generation, and all lasting state.
     fn train(&self, choice: Choice) -> Vec<u32> {
         let Case(InArena { model, options, .. }) = self;
         let vocab = model.architecture.vocab();
@@ -64,7 +63,8 @@ impl Case {
         numbers.into_iter().map(f32::to_bits).collect()
     }
 
-    /// Trains in budgets below what the state alone has, and returns what was away in the smallest and the largest.
+    /// Trains in budgets below the size of the state, and returns the state that was away in the smallest and in the
+    /// largest.
     fn check(&self, name: &str) -> [Vec<(Purpose, u64)>; 2] {
         let unlimited = self.0.plan(None, u64::MAX).unwrap();
         let state: u64 = unlimited.plan.states.iter().map(|range| range.bytes).sum();

@@ -233,7 +233,7 @@ fn likeliest(run: &mut Run, tokens: &[i32], position: usize) -> i32 {
     (1..SIZE.vocab).fold(0, |best, word| if logits[word] > logits[best] { word } else { best }) as i32
 }
 
-/// Writes over `answer` what the model writes behind the words before it.
+/// Replaces `answer` by the model's continuation of the words before it.
 fn write(run: &mut Run, tokens: &mut [i32], answer: Range<usize>) {
     for at in answer {
         tokens[at] = likeliest(run, tokens, at - 1);

@@ -1,4 +1,5 @@
-//! Inputs chosen by libFuzzer, which watches what they reach, in place of seeded alterations. Compiled by `scripts/fuzz` alone.
+//! Inputs chosen by libFuzzer, which watches the code they reach, in place of seeded alterations. Compiled by
+//! `scripts/fuzz` alone.
 //!
 //! libFuzzer alters bytes, with the words of the originals as a dictionary. Every second input it gets from [`Mutator`] instead,
 //! which keeps JSON whole.
@@ -12,7 +13,7 @@ use std::path::Path;
 use std::sync::{LazyLock, Mutex};
 use std::{fs, process, ptr, slice};
 
-// Nothing else of the crate is used, and a crate that nobody names is not linked.
+// Nothing else of the crate is used, and an unused crate would not be linked.
 use libfuzzer_sys as _;
 
 use super::mutate::Mutator;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// A server that remembers what it was asked.
+/// A server that records its requests.
 pub(crate) struct Server {
     pub(crate) address: String,
     asked: Arc<Mutex<Vec<Request>>>,

@@ -109,7 +109,7 @@ impl Home {
         }
     }
 
-    /// A hub that gives up soon, for servers that say nothing: nobody else may be late by so little.
+    /// A client that gives up soon, for silent servers; all other tests have longer limits.
     pub(crate) fn impatient(&self, server: &Server) -> Hub {
         let mut hub = self.hub(server);
         hub.limits.stall = Duration::from_millis(200);

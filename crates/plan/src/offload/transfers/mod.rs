@@ -274,7 +274,7 @@ fn spare_before<'a>(live: &mut [u64], gaps: impl Iterator<Item = &'a Gap>) {
     }
 }
 
-/// Places in the tier of the instances that are state, which follow all others, and the first of these instances.
+/// The first of the instances that are state, which follow all others, and their places in the tier.
 fn homes(graph: &Graph, sequence: &Sequence) -> (usize, Vec<u64>) {
     let mut away: Vec<Option<u64>> = vec![None; graph.states().len()];
     for range in &sequence.away {

@@ -297,7 +297,7 @@ impl Optimum for ChainOptimum {
         match strategy {
             Strategy::Minimal if self.is_long() => f64::INFINITY,
             Strategy::Minimal => self.once_seconds + self.options.passage_seconds * passages(layers) as f64,
-            // Each layer recomputes the values that its backward pass reads; in groups it recomputes more than those.
+            // A lower bound: each layer recomputes at least the values that its backward pass reads, and in groups more.
             Strategy::Full | Strategy::Sqrt | Strategy::Every(_) => {
                 once + layers as f64 * self.again_seconds()
             }

@@ -160,7 +160,7 @@ impl<'a> Sets<'a> {
         frontier(&self.ops, &self.demanded, &LabelLimits::NONE)
     }
 
-    /// Bytes and times of the labels; and of those that arise when the output is recomputed too.
+    /// Bytes and times of the labels, and of the labels for a layer whose output is recomputed too.
     fn frontiers(&self, labels: &[Label]) -> Frontiers {
         let Sets { graph, facts, layer, parts, .. } = self;
         let mut recomputed_ops = self.ops.clone();

@@ -58,7 +58,7 @@ fn push(text: &mut String, kind: char, place: usize) {
 }
 
 impl Marked {
-    /// Takes the marks out of a rendering of this many messages; `None` if the template wrote one of them twice.
+    /// Removes the marks from a rendering of this many messages; `None` if the template wrote a mark twice.
     pub(super) fn read(rendered: &str, messages: usize) -> Option<Marked> {
         let (starts, ends) = (vec![None; messages], vec![None; messages]);
         let mut marked = Marked { text: String::with_capacity(rendered.len()), starts, ends };
