@@ -99,7 +99,7 @@ pub(crate) fn code(result: Result<(), Failure>) -> ExitCode {
         Failure::Train(error) => (code_of(error), error.hints()),
         Failure::Other(_) => (1, Vec::new()),
     };
-    // Where standard error cannot be written to, the exit code is all that is left to say.
+    // Where standard error cannot be written to, only the exit code reports the failure.
     let mut err = io::stderr().lock();
     let _ = writeln!(err, "error: {}", printable(&failure.to_string()));
     for hint in hints {

@@ -201,7 +201,7 @@ fn what_was_measured_is_kept_and_planned_with() {
     let (text, _) = done(caches.path(), &named);
     assert_eq!(text.lines().next(), Some("tiny on cpu, 1 thread, times from measured ops"));
 
-    // Epochs are not for made-up data, and where gradients are used up no second micro-batch adds to them.
+    // `bench` must accept settings that training on made-up data refuses (epochs), and updates that use gradients up.
     let settings = caches.path().join("run.toml");
     fs::write(&settings, "num_train_epochs = 2\nmax_grad_norm = 0\n").unwrap();
     let bench =

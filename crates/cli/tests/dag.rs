@@ -70,7 +70,7 @@ optimal, proven over all schedules
     );
     assert!(seconds.trim_end().ends_with(" s"), "{seconds}");
     let less = printed("small.json", &small(), &["--memory", "1100B"]);
-    // The first layer goes while the second gradient is made, and runs again for its own.
+    // The first layer's output is dropped while the second gradient is computed, and is recomputed for its own.
     assert!(less.contains("  total cost                63.5   +18.69 %\n"), "{less}");
     assert!(less.contains("  lower bound               63.5   +18.69 %\noptimal"), "{less}");
 }

@@ -74,7 +74,7 @@ fn a_folder_of_somebody_else_survives_a_limit_of_one_checkpoint() {
         names(&home.path("out")).into_iter().filter(|name| name.starts_with("checkpoint-")).collect();
     assert_eq!(checkpoints, ["checkpoint-4", "checkpoint-500"]);
 
-    // Where there is nothing else, a run does not begin beside it.
+    // A run does not begin in a folder that holds nothing but such a checkpoint.
     fs::create_dir(home.path("new")).unwrap();
     fs::rename(home.path("out/checkpoint-500"), home.path("new/checkpoint-500")).unwrap();
     let refused = |them: &str| {

@@ -65,7 +65,7 @@ fn chat_templates_of_other_names_come_along_with_the_trained_model_and_its_merge
         let (copy, original) = (home.read(&format!("{folder}/{name}")), home.read(&format!("model/{name}")));
         assert_eq!(copy, original, "{folder}/{name}");
     }
-    // A link where the folder of templates goes is not followed.
+    // A link in the place of the templates' folder is not followed.
     fs::create_dir(home.path("elsewhere")).unwrap();
     fs::remove_dir_all(home.path("out/additional_chat_templates")).unwrap();
     symlink("../elsewhere", home.path("out/additional_chat_templates")).unwrap();
@@ -114,7 +114,7 @@ fn a_file_is_written_whole_beside_a_link_that_has_its_temporary_name() {
 fn a_plan_is_handed_on_under_a_name_that_nobody_foresees() {
     let home = with_secret();
     fs::create_dir_all(home.path("tmp")).unwrap();
-    // So little memory that the plan goes to a process that begins anew.
+    // So little memory that the plan is passed to a new process.
     let train = "train --model tiny --synthetic --layers 24 --threads 1 --max-steps 1 --offload disk --offload-folder .";
     // Enough to read the files, and too little for any plan.
     let output = home.command(&format!("{train} --memory 20MiB")).output().unwrap();

@@ -117,7 +117,7 @@ fn ended_in_words(home: &Home, [ranks, _]: [usize; 2], rank: usize, output: &Out
     let (_, said) = texts(output);
     let own: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
     assert!(own.len() <= 1 && own.iter().all(|line| line.contains(&format!("rank {rank} "))), "{said}");
-    // A process that is killed cannot say so itself; the launcher does.
+    // A killed process cannot report it; the launcher does.
     assert!(!PROCESSES || said.contains(&format!("rank {rank} ")), "nobody names rank {rank}: {said}");
 }
 

@@ -1,4 +1,4 @@
-//! A job of the library is the run of the program: the same bits, the same folder, and one goes on where the other stopped.
+//! A job of the library is the run of the program: the same bits, the same folder, and either can resume the other's run.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll::training::job::{Finished, Note, Stage};

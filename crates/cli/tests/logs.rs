@@ -1,4 +1,4 @@
-//! A run tells the same numbers on the console, in `metrics.jsonl`, on the page and in TensorBoard's files.
+//! A run reports the same numbers on the console, in `metrics.jsonl`, on the page and in TensorBoard's files.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -145,7 +145,7 @@ fn a_run_that_takes_steps_again_leaves_one_point_for_each_in_tensorboards_files(
     let home = Home::new();
     let run = "--max-steps 9 --save-steps 5 --output-dir run";
     train(&home, run);
-    // As after a kill: steps 6 to 9 are told, and the last checkpoint is that of step 5.
+    // As after a kill: steps 6 to 9 are in the records, and the last checkpoint is that of step 5.
     fs::remove_dir_all(home.path("run/checkpoint-9")).unwrap();
     train(&home, &format!("{run} --resume latest"));
     let points = in_tensorboard(&home, "run");
@@ -232,7 +232,7 @@ fn the_report_of_a_classifier_shows_accuracy_and_f1_and_no_perplexity() {
     let expected =
         json!({ "step": 40, "loss": last["eval_loss"], "perplexity": null, "accuracy": 1.0, "f1": 1.0 });
     assert_eq!(*shown, expected);
-    // Without its script the page says the same.
+    // Without its script the page shows the same.
     let text = without_scripts(&home, "out");
     let table = text.split_once("id=\"evaluations\">").unwrap().1.split_once("</table>").unwrap().0;
     let head = "<tr><th>step</th><th>loss</th><th>accuracy</th><th>macro F1</th></tr>";

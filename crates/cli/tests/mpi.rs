@@ -147,7 +147,7 @@ fn another_build_of_the_program_is_refused_as_a_rank() {
     assert!(!home.path("out/checkpoint-3").exists(), "nothing is trained");
 }
 
-/// A run that goes on until it is ended, after its first checkpoint; returns the process ids of its ranks.
+/// Starts a run without an end, and waits for its first checkpoint; returns the process ids of its ranks.
 fn under_way(home: &Home, ranks: usize, rest: &str) -> (Child, Vec<String>) {
     let long =
         RUN.replace("--max-steps 6", "--max-steps 100000").replace("--save-steps 3", "--save-steps 20");

@@ -22,7 +22,7 @@ fn a_run_that_tokenises_ends_in_the_bits_of_one_that_finds_the_tokens() {
     let (cold, warm) = (run("cold"), run("warm"));
     assert_eq!(cold.0, warm.0);
     assert!(cold.1 == warm.1, "the weights differ");
-    // More text leaves more behind: some MiB, where the process did not begin anew. One may come and go by a page.
+    // Without re-exec, tokenising a longer text would leave some MiB in the process. Runs differ by up to a page.
     let line = format!("{}\n", json!({ "text": "so many words to tokenise ".repeat(40_000) }));
     home.write("long.jsonl", line.repeat(2));
     let outside = || -> u64 {

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 const TABLE: &str = include_str!("../kernels/attention_plans.txt");
 const H200: &str = include_str!("../described/h200.json");
 
-/// Stand-ins for driver and compiler, built from our sources; `None`, said loudly, where there is no compiler of C.
+/// Stand-ins for driver and compiler, built from our sources; `None`, with a printed note, where there is no C compiler.
 fn stand_ins() -> Option<TempDir> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("described");
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A disk that fails in the middle of a step: one error that says so, at once, every time, and no thread that
-//! hangs. The limit on file sizes is the failure, and it holds for the process, so this test has a file of its own.
+//! A disk that fails in the middle of a step: every call returns the error at once, and no thread hangs. The limit on file
+//! sizes is the failure, and it holds for the process, so this test has a file of its own.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_exec::{Data, Device, Engine};

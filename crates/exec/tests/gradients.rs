@@ -24,8 +24,8 @@ use plimsoll_graph::{
 const STEP: f64 = 0.1;
 const TOLERANCE: f64 = 2e-5;
 
-/// Larger cases say nothing about a derivative that smaller ones do not. In fewer elements each takes a larger share of
-/// the step, and the difference formula errs more.
+/// Larger cases test nothing more of a derivative. With fewer elements each takes a larger share of the step, and the error
+/// of the difference formula grows.
 const ELEMENTS: std::ops::Range<usize> = 12..5000;
 
 /// Ops that have no derivative, because nothing is differentiated after them or because they yield integers alone.

@@ -216,7 +216,7 @@ fn a_rank_that_lives_and_does_not_come_is_named_after_the_limit() {
     let limit = Duration::from_millis(300);
     let given_up = AtomicUsize::new(0);
     let faults = each(of_messages(3, limit), |rank| {
-        // The last rank comes when the others have given it up.
+        // The last rank comes after the others have given up.
         while rank.rank() == 2 && given_up.load(Ordering::Relaxed) < 2 {
             thread::yield_now();
         }

@@ -1,4 +1,5 @@
-//! Ranks that meet at an address: the numbers of thread ranks, strangers at the door, and an end of all where one is gone.
+//! Ranks that meet at an address: they compute the numbers of thread ranks, ignore strangers, and all end where one is
+//! gone.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

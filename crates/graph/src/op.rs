@@ -751,7 +751,7 @@ impl Op {
     }
 
     /// Whether output `output` may be a sum in bf16 that the op itself adds to: its own sum is f32 and whole before it is
-    /// rounded. An op that goes over rows in several turns would round once a turn.
+    /// rounded. An op that goes over rows in several passes would round once a pass.
     pub fn sums_in_half(&self, output: usize) -> bool {
         let whole = matches!(
             self,

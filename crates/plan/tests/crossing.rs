@@ -205,7 +205,7 @@ fn only_state_on_its_way_home_may_be_left_open() {
 
 #[test]
 fn a_tier_is_read_only_after_open_transfers_have_reached_it() {
-    // A micro-batch that fetches the moment, for no reason but to be judged.
+    // A micro-batch that fetches the moment, which only this test needs.
     let graph = graph();
     let fetching = |actions: Vec<Action>| {
         let mut first = first(&graph, 3, actions);

@@ -327,7 +327,7 @@ proptest! {
                 for (_, &from) in inputs.iter().enumerate().filter(|(input, _)| !allowed.contains(input)) {
                     let (to_buffer, from_buffer) = (valid.schedule.buffer(to), valid.schedule.buffer(from));
                     let is_value = matches!(to_buffer.contents, Contents::Value(_));
-                    // The same buffer may come twice, once where it is allowed; that is another question.
+                    // A buffer that occurs twice is skipped, since one occurrence may be allowed.
                     let once = inputs.iter().filter(|&&id| id == from).count() == 1;
                     if is_value && once && from_buffer.offset + to_buffer.bytes <= valid.arena {
                         forbidden.push((to, from));

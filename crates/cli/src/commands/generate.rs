@@ -71,7 +71,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         if Some(id) == end {
             return false;
         }
-        // A decoder is part of a file too, and may make much of little.
+        // The decoder comes from a file too, and may expand a token to a very long text.
         guard::raise_again();
         let new = text.push(id);
         guard::lower();

@@ -115,7 +115,7 @@ fn a_budget_too_small_for_a_tokenizer_names_one_that_is_enough_to_read_it() {
         let Ended { code, said, peak, .. } = run(&home, &format!("{train} --memory {enough}MiB"));
         assert!(!said.contains("tokenizer.json"), "{code:?} {said}");
         assert!(peak <= enough << 20, "reached {} KiB of {enough} MiB: {said}", peak >> 10);
-        // The smallest plan of this vocabulary may need more, and then it says how much.
+        // The smallest plan of this vocabulary may need more, and then the error names the amount.
         if code == Some(2) {
             let least = named(&said);
             let Ended { code, said, peak, .. } = run(&home, &format!("{train} --memory {least}MiB"));

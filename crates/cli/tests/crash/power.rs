@@ -169,7 +169,7 @@ impl Disk {
         }
     }
 
-    /// The program goes on, or has ended: it counts on the checkpoint that got its name last.
+    /// The program has continued or ended, so from now on it relies on the checkpoint that was renamed last.
     pub(crate) fn end_of_saving(&mut self) {
         if let Some(checkpoint) = self.named.take() {
             self.count_on(checkpoint);

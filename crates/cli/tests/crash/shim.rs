@@ -13,7 +13,7 @@ use crate::support::Home;
 /// The folder below a home whose files are watched.
 pub(crate) const WATCHED: &str = "run";
 
-/// The compiled shim; nothing on a machine without a C compiler, which is said aloud.
+/// The compiled shim; none, with a printed note, on a machine without a C compiler.
 pub(crate) fn shim() -> Option<&'static Path> {
     static SHIM: OnceLock<Option<PathBuf>> = OnceLock::new();
     SHIM.get_or_init(|| {

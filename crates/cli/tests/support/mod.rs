@@ -185,7 +185,7 @@ pub(crate) fn begun() -> Home {
     home
 }
 
-/// Standard output and standard error, but for the lines that tell how far planning is where a machine is slow.
+/// Standard output and standard error, without the progress lines of planning on a slow machine.
 pub(crate) fn texts(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let said = text(&output.stderr);

@@ -392,7 +392,7 @@ impl Drop for Cudnn {
     }
 }
 
-/// One descriptor, destroyed when it goes.
+/// One descriptor, destroyed when it is dropped.
 #[derive(Debug)]
 pub(super) struct Descriptor {
     cudnn: Arc<Cudnn>,

@@ -186,7 +186,7 @@ fn usable(library: &Shared) -> Result<Nvrtc, Refusal> {
     Ok(Nvrtc { functions, version })
 }
 
-/// A program of the compiler, destroyed when it goes.
+/// A program of the compiler, destroyed when it is dropped.
 struct Program<'a> {
     functions: &'a Functions,
     raw: Raw,

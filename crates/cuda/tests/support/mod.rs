@@ -29,7 +29,7 @@ pub(crate) struct HostKernels {
     _library: Library,
 }
 
-/// The kernels, built once for a test program; `None`, said loudly, where there is no compiler.
+/// The kernels, built once for a test program; `None`, with a printed note, where there is no compiler.
 pub(crate) fn host_kernels() -> Option<&'static HostKernels> {
     static KERNELS: OnceLock<Option<HostKernels>> = OnceLock::new();
     KERNELS.get_or_init(build).as_ref()

@@ -62,7 +62,7 @@ fn norms() -> Vec<Case> {
         let inputs = vec![x.clone(), w, stored(per_row, &norm, &[0, 1], 1), dy.clone()];
         cases.push(cancelling(case(Op::RmsNormGradInput, inputs, SUMMED), least));
 
-        // The gradients of the weight do not read it, so their statistics are drawn.
+        // The gradients of the weight read no weight, so their statistics are drawn at random.
         let (mean, rstd) =
             (floats(per_row.shape, Fill::Normal(0.1)), floats(per_row.shape, Fill::Squares(1.0)));
         let inputs = vec![x.clone(), mean, rstd.clone(), dy.clone()];

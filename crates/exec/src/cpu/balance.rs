@@ -211,7 +211,8 @@ mod tests {
             assert!((balance(whole, &[1.0; 8]) - 1.0).abs() < 1e-6);
             assert!((balance(whole, &[4.0, 0.0, 0.0, 0.0, 4.0, 0.0, 0.0, 0.0]) - 4.0).abs() < 1e-6);
         }
-        // Even over the micro-batch, not over a sequence: only the form that counts sequences sees it.
+        // The load is even over the micro-batch and uneven in each sequence, so only the form that counts sequences costs
+        // more.
         let split = [2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0];
         assert!((balance(true, &split) - 1.0).abs() < 1e-6);
         assert!((balance(false, &split) - 2.0).abs() < 1e-6);

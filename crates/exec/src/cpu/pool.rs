@@ -259,7 +259,7 @@ impl Shared {
 
     /// Runs all pieces, with the help of the workers that are awake or wake up in time.
     fn share(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
-        // Each thread counts one piece too far: the counter must not come round to the first piece.
+        // Each thread counts one piece too far, and the counter must not wrap round to the first piece.
         assert!(count <= usize::MAX / 2, "too many pieces");
         if self.threads == 1 || self.taken.swap(true, Ordering::Acquire) {
             return (0..count).for_each(body);

@@ -110,8 +110,8 @@ pub(super) fn chunks_with_scratch<T: Send>(
     });
 }
 
-/// Cuts slices into chunks of the lengths given, as many as all of them have, and runs `body` on each set of
-/// chunks with its index. The last chunks may be shorter.
+/// Cuts each slice into chunks of its given length, and runs `body` on the first chunks of all slices, on the second ones,
+/// and so on. It ends with the slice that has the fewest chunks; last chunks may be shorter.
 pub(super) fn chunks<T: Send, const N: usize>(
     slices: [(&mut [T], usize); N],
     body: impl Fn(usize, [&mut [T]; N]) + Sync + Send,

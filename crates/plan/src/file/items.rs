@@ -1,6 +1,6 @@
 //! The items of a training graph in words: a plan remembers them, so that a difference has a name.
 //!
-//! Hashes decide whether a plan may run; these words only say to people why it may not.
+//! Hashes decide whether a plan may run; these words only explain a refusal to people.
 
 use std::collections::{BTreeMap, BTreeSet};
 

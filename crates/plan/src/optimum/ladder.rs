@@ -31,7 +31,7 @@ impl Ladder {
         exact.filter(move |&rung| rung <= top)
     }
 
-    /// The budgets to ask for where `room` bytes are there and more than `most` are of no use, falling: `most` itself
+    /// The budgets to try, falling, where `room` bytes are available and more than `most` are of no use: `most` itself
     /// first if it is in reach, then rungs.
     pub(crate) fn within(self, room: u64, most: u64) -> impl Iterator<Item = u64> {
         let highest = self.above(room);

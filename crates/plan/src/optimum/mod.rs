@@ -33,7 +33,7 @@ pub(crate) trait Optimum: fmt::Debug {
     /// The ladder of its budgets.
     fn ladder(&self) -> Ladder;
 
-    /// The budgets to ask for where `room` is there, falling. They depend on the room only in where they begin.
+    /// The budgets to try, falling, where `room` is available. The room decides only the first of them.
     fn budgets(&self, room: TransientBytes) -> Box<dyn Iterator<Item = TransientBytes> + '_>;
 
     /// The smallest budgets that may have a plan, rising. Empty where a named strategy that is offered takes as little.

@@ -49,7 +49,7 @@ fn cut_layers(graph: &Graph) -> (Vec<Option<usize>>, usize) {
     (layer_of, cuts.len() + 1)
 }
 
-/// For each forward node, how many values computed up to it are read by forward nodes after it.
+/// For each forward node, the number of values that it or an earlier node computes and a later forward node reads.
 fn crossing_values(graph: &Graph) -> Vec<usize> {
     let forward = graph.nodes().iter().take_while(|node| node.phase == Phase::Forward).count();
     let mut last_reader = vec![0; graph.value_count()];

@@ -151,7 +151,7 @@ impl Kept {
     }
 }
 
-/// For each forward node, the outputs up to it that later forward nodes read.
+/// For each forward node, the outputs of it and of earlier nodes that later forward nodes read.
 fn crossing<const W: usize>(graph: &SearchGraph<W>) -> Vec<Set<W>> {
     let nodes = graph.forward_ids.len();
     let mut crossing = vec![Set::EMPTY; nodes];

@@ -369,7 +369,7 @@ impl<B: Build> Searcher<B> {
     ) -> Result<(), SearchError> {
         let long = self.look(request, key, |of| smallest_plans(of, tried).map(|()| of.tables.is_long()))?;
         self.forget_all_but(None, None);
-        // Large tables are not kept where nothing fits.
+        // Tables of long chains are large, and where nothing fits they are not kept.
         if long == Some(true) {
             self.tables.remove(&key);
         }

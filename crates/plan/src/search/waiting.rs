@@ -24,7 +24,7 @@ pub(super) struct Waiting {
     pub(super) key: Key,
     /// None of its plans takes less time.
     pub(super) seconds: f64,
-    /// The least comes first, because fast plans rule out slow ones.
+    /// The micro-batch with the smallest value comes first, because fast plans rule out slow ones.
     pub(super) order: f64,
     /// Whether the bound depends on the budget; none while it does not yet count the recomputation that the budget forces.
     pub(super) bounded: Option<bool>,

@@ -154,7 +154,7 @@ fn bytes_that_are_used_while_a_gather_is_under_way_are_refused() {
             Action::Run { outputs, .. } => outputs.clone(),
             _ => Vec::new(),
         };
-        // The first product, which runs beside it.
+        // The first product, which runs beside the gather.
         let (gathered, product) = (outputs(schedule, second)[0], outputs(schedule, second + 2)[0]);
         schedule.buffers[product.index()].offset = schedule.buffers[gathered.index()].offset;
     };

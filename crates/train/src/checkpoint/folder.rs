@@ -317,8 +317,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Gives a run the weights of a checkpoint and the optimizer state that belongs to them: of the best evaluation,
-    /// say.
+    /// Gives a run the weights of a checkpoint, such as the best one, and the optimizer state that belongs to them.
     ///
     /// # Errors
     ///

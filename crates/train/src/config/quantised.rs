@@ -36,7 +36,7 @@ pub(super) fn base(
     }
 }
 
-/// The form that the settings ask for. Where they leave it open how scales are kept, a folder's own way is meant.
+/// The form that the settings ask for. Without a setting for scales, the folder's own form of scales is taken.
 fn asked(raw: &RawConfig, stored: Option<Quantised>) -> Result<Option<Quantised>, TrainError> {
     let (four, eight) = (raw.load_in_4bit == Some(true), raw.load_in_8bit == Some(true));
     if four && eight {

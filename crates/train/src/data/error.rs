@@ -342,7 +342,7 @@ impl fmt::Display for DataError {
     }
 }
 
-/// The words behind "the chat template" that say where it came from, if that is known.
+/// Words that follow "the chat template" in an error: the file it came from, if that is known.
 fn of_file(template: Option<&Path>) -> String {
     template.map_or_else(String::new, |path| format!(" of {}", path.display()))
 }

@@ -48,7 +48,7 @@ pub(super) struct Windows<'a, E> {
 pub(super) struct Limits {
     /// The most bytes of a window, if larger than [`WINDOW`].
     pub(super) most: usize,
-    /// Whether no token reaches across a space, and none depends on one before it.
+    /// Whether tokens never reach across a space, and never depend on an earlier token.
     pub(super) parts_at_spaces: bool,
 }
 

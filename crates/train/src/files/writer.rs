@@ -124,7 +124,7 @@ impl TensorWriter {
         Ok(Checksum { bytes: self.written, sha256: super::hex(&self.hash.finalize()) })
     }
 
-    /// A tensor without elements takes no bytes and so no turn.
+    /// A tensor without elements has no bytes to write.
     fn pass_over_empty(&mut self) {
         while self.tensors.get(self.current).is_some_and(|spec| spec.bytes() == 0) {
             self.current += 1;

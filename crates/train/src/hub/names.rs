@@ -21,8 +21,8 @@ pub(super) fn is_revision(name: &str) -> bool {
     name.len() <= 200 && name.split('/').all(is_word)
 }
 
-/// Whether `text` can be a commit: the hub's have 40 hexadecimal digits, other servers' at least nothing but letters and
-/// digits.
+/// Whether `text` can be a commit: letters and digits only. The hub's commits are 40 hexadecimal digits, but other servers
+/// may use other names.
 pub(super) fn is_commit(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }

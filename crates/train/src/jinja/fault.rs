@@ -64,7 +64,7 @@ pub(super) fn function_fault(name: &str) -> Fault {
     Fault::of_template(format!("the function `{name}` is unknown"))
 }
 
-/// A field of a date that is unknown. Written as it stands it would be learned.
+/// An unknown field of a date. Copied into the text it would be learned.
 pub(super) fn field_fault(field: &str) -> Fault {
     Fault::of_template(format!("`strftime_now` knows no field `{field}`; write the date with other fields"))
 }

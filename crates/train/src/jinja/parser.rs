@@ -148,7 +148,7 @@ impl Parser {
         number
     }
 
-    /// A name that is read; the macros around it may need it.
+    /// A name that is read. `caller`, `varargs` and `kwargs` are noted for the macros around it.
     pub(super) fn read_name(&mut self, name: &str) -> Name {
         for uses in &mut self.open {
             match name {

@@ -119,7 +119,7 @@ impl Run<'_> {
     }
 }
 
-/// Digits of floats are not counted while they are made, so there are never many.
+/// The meter does not count digits of floats while they are written, so their number is limited.
 pub(super) fn bounded(field: &Field) -> Answer<()> {
     if field.precision.is_some_and(|digits| digits > 400) {
         return Err(Fault::new("a format asks for more than 400 digits"));

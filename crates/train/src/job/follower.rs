@@ -27,7 +27,7 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Takes the steps that rank 0 tells of, until it tells of the end.
+    /// Takes the steps that rank 0 announces, until it announces the end.
     pub(super) fn run(self) -> Result<(), TrainError> {
         let Follower { config, planned, source, device, resumed, end } = self;
         let started = Run::start_rank(device, planned, config.options.seed, &end);
@@ -37,7 +37,7 @@ impl Follower {
             let lr: Lr = config.lr(batches.steps_per_epoch())?;
             let mut trainer = Trainer::new(run, batches, lr).with_noise(config.noise(&lr));
             let followed = trainer.share_state().and_then(|()| trainer.follow());
-            // Before the trainer is dropped, so that the others hear this reason first.
+            // Before the trainer is dropped, so that the others get this reason first.
             followed.inspect(|()| end.part()).inspect_err(|error| end.leave(&error.to_string()))
         });
         result.inspect_err(|error| end.leave(&error.to_string()))

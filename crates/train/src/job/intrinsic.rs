@@ -18,11 +18,11 @@ const PRECISE: f64 = 1.5;
 /// Validation losses of runs that differ in the subspace they train.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IntrinsicCurve {
-    /// Of the model before training.
+    /// Loss of the model before training.
     pub start: f64,
-    /// Of training in which every weight is free.
+    /// Loss after training all weights.
     pub full: f64,
-    /// Of training in a subspace, by its dimension. A loss that is not finite reaches nothing.
+    /// Losses after training in a subspace, by its dimension. A loss that is not finite counts as a miss.
     pub losses: BTreeMap<usize, f64>,
 }
 

@@ -328,7 +328,7 @@ pub fn watched(facts: impl Fn(&Graph) -> Facts, hear: impl Fn(Stage<'_>)) -> imp
     }
 }
 
-/// The program whose graph this is.
+/// The program that a search builds, as told by its graph.
 fn considered(graph: &Graph) -> Option<Stage<'static>> {
     let tokens = graph.input_named("tokens")?; // (B, T)
     let micro_batch = graph.shape(tokens).rows();

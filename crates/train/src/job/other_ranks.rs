@@ -17,7 +17,7 @@ use crate::error::TrainError;
 use crate::planning::Planned;
 use crate::trainer::dismiss;
 
-/// Ranks that follow rank 0. Dropped, it tells them of the end, and waits for those that are threads.
+/// Ranks that follow rank 0. Dropping it ends them, and waits for those that are threads.
 #[derive(Debug)]
 pub(super) struct OtherRanks {
     /// Rank 0's end.
@@ -86,7 +86,7 @@ impl OtherRanks {
 
 impl Drop for OtherRanks {
     fn drop(&mut self) {
-        // Ranks in the middle of a step, which rank 0 did not end, find out by this word that it will not come.
+        // If rank 0 did not finish a step, ranks in the middle of it learn by this word that rank 0 will not come.
         if dismiss(&*self.world).is_ok() {
             self.world.part();
         }

@@ -14,7 +14,7 @@ use crate::trainer::EventFile;
 use crate::trainer::MetricsFile;
 use crate::trainer::{Event, Listener};
 
-/// Files that tell of a run.
+/// Files with the records of a run.
 #[derive(Debug)]
 pub(super) struct Records {
     metrics: MetricsFile,

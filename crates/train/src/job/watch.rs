@@ -45,7 +45,7 @@ pub enum Stage<'a> {
     },
 }
 
-/// Hears how far a job is. `()` hears nothing.
+/// Listener for the progress of a job. `()` ignores it.
 pub trait Watch {
     /// Takes note of a stage.
     fn hear(&mut self, stage: Stage<'_>);

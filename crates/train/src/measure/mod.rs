@@ -105,7 +105,7 @@ mod tests {
     fn every_op_of_a_model_is_measured_wherever_it_is_updated_and_the_form_is_kept_exactly() {
         let raw = RawConfig { seq_len: Some(48), threads: Some(1), ..RawConfig::default() };
         let timings = every_op_measured(&raw);
-        // Gradients that are used up leave nothing to add to, and epochs are of no matter here.
+        // Updates that use gradients up allow one micro-batch a step, and epochs play no role here.
         let whole = RawConfig { global_batch: Some(2), num_train_epochs: Some(2.0), ..raw };
         every_op_measured(&RawConfig { max_grad_norm: Some(0.0), ..whole.clone() });
         every_op_measured(&RawConfig { update: Some("two-pass".into()), ..whole });

@@ -157,7 +157,7 @@ fn smallest(
     root: &Path,
     find: impl Fn(&ControlGroup, &dyn Fn(&str) -> Option<String>) -> Option<u64>,
 ) -> Option<u64> {
-    // A kernel without control groups has no such file, and then no such limit.
+    // A kernel without control groups has no such file and no such limit.
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let found = control_groups(&groups).into_iter().filter_map(|group| {
         let folder = root.join(&group.folder);

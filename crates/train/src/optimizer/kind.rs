@@ -23,7 +23,7 @@ pub enum OptimizerKind {
     /// `AdamW`'s scaling of gradients, from moments of their random projections, for the matrices inside a model, and
     /// `AdamW` for everything else.
     Apollo,
-    /// No gradient: slopes along random directions, from losses beside the weights.
+    /// No gradient: slopes along random directions, from losses at points near the weights.
     Mezo,
     /// No gradient: a population of such losses, of which only the order counts.
     Es,
@@ -62,7 +62,7 @@ impl OptimizerKind {
         matches!(self, OptimizerKind::Sgd | OptimizerKind::Muon)
     }
 
-    /// Whether it trains without a backward pass, by losses beside the weights.
+    /// Whether it trains without a backward pass, by losses at points near the weights.
     pub fn is_zeroth_order(self) -> bool {
         matches!(self, OptimizerKind::Mezo | OptimizerKind::Es)
     }

@@ -1,4 +1,4 @@
-//! Matrices inside a model, which Muon steps orthogonally: those that nothing but products reads.
+//! Matrices inside a model, which Muon updates by orthogonal steps: those that only products read.
 //!
 //! Embeddings, positions and the head are matrices too, but tables of rows rather than maps; the original leaves them to
 //! `AdamW`, and so do vectors. Readers decide, not names, so that the rule holds for any model.

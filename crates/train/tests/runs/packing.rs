@@ -110,7 +110,7 @@ fn learn(run: &mut Run, row: &Sequence) -> Learned {
         Ok(())
     });
     filled.unwrap();
-    // At rate 0 nothing changes but that the next gradients begin anew.
+    // At rate 0 the weights do not change, and the next step's gradients begin at zero.
     let loss = run.step(0.0, &[feed.inputs().as_slice()]).unwrap().loss;
     let gradients = parameters(run).into_iter().map(|name| {
         let gradient = run.gradient(&name).unwrap();

@@ -30,9 +30,9 @@ struct Count {
     /// Rows of a sequence, where answers are counted.
     answers: Option<usize>,
     ignored: i32,
-    /// Of targets, and of answers that have ended.
+    /// Errors of targets, and of answers that have ended.
     closed: f64,
-    /// Of the answer that goes on.
+    /// Errors of the answer that continues.
     open: f32,
 }
 

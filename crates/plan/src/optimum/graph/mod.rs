@@ -146,7 +146,7 @@ impl Optimum for GraphOptimum {
         self.planned(bytes, |planned| planned.seconds).unwrap_or(f64::INFINITY)
     }
 
-    /// A rung without a plan says nothing about the rungs below it.
+    /// A rung without a plan proves nothing about the rungs below it.
     fn floor_seconds(&self, bytes: TransientBytes) -> f64 {
         self.planned(bytes, |planned| planned.lower).unwrap_or(0.0)
     }

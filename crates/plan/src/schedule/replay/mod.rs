@@ -75,7 +75,7 @@ pub enum Fault {
     NotIntact(String),
     /// An output covers an operand of the same action that it must leave alone.
     Overlap(String),
-    /// A state version is read that is no longer, or not yet, in its place.
+    /// The version of state that is read is no longer, or not yet, in its place.
     WrongVersion(String),
     /// A node runs too often, too rarely or in the wrong schedule.
     Executions(String),

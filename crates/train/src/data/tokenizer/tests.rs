@@ -173,7 +173,7 @@ fn of_several_templates_conversations_with_tools_take_the_one_for_tools() {
         file.fingerprint(),
         "tokenised data of one is not taken for the other's"
     );
-    // One that cannot be used is no fault for conversations without tools.
+    // A broken template for tools is no fault for conversations without tools.
     folder.write("additional_chat_templates/tool_use.jinja", "{% broken");
     let broken = Tokenizer::open(folder.path()).unwrap();
     assert_eq!(broken.template_for(None).unwrap().unwrap().source(), "file");

@@ -169,7 +169,7 @@ impl From<Pen> for Text {
 }
 
 impl Text {
-    /// A text that already exists, charged afterwards: for texts no longer than those they were made of.
+    /// A text that already exists, charged afterwards. Only for texts that are no longer than those they were made of.
     pub(in crate::jinja) fn made(text: String, meter: &Rc<Meter>) -> Answer<Text> {
         meter.pass(text.len())?;
         let charge = meter.hold(text.len() + PER_TEXT)?;
