@@ -195,7 +195,7 @@ fn poison(home: &Home, token: usize) {
 #[test]
 fn steps_before_one_that_is_not_finite_are_saved_and_gone_on_from_by_name() {
     let home = Home::with_model();
-    // One whose embedding is not its head as well.
+    // A model whose head is not tied to its embedding.
     home.copy("hf/mistral", "model");
     let train = |rest: &str| {
         let run =
@@ -203,7 +203,7 @@ fn steps_before_one_that_is_not_finite_are_saved_and_gone_on_from_by_name() {
         let output = home.command(&run).output().unwrap();
         (output.status.code(), texts(&output).1)
     };
-    // One word that is nowhere else, deep in the text.
+    // A word that occurs once, deep in the text.
     let vocabulary = home.json("model/tokenizer.json")["model"]["vocab"].clone();
     let rare = vocabulary["ship"].as_u64().unwrap() as usize;
     let text = String::from_utf8(home.read("text.txt")).unwrap();

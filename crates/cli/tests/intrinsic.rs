@@ -88,7 +88,7 @@ fn a_search_goes_on_after_runs_that_diverge_and_does_not_repeat_them() {
     assert!(said.contains("training d-10\n") && said.contains("d-10 diverged; the search goes on"), "{said}");
     assert!(said.contains("10 dimensions: loss NaN, nothing of the gain"), "{said}");
     assert!(said.contains("no subspace of up to ") && said.contains(" reached 50 %"), "{said}");
-    // As a search leaves it that was killed before it noted how the run had ended.
+    // The folder now is that of a search that was killed before it recorded the run's end.
     fs::remove_file(home.path("search/d-10/diverged")).unwrap();
     assert!(home.path("search/d-10/last-finite-1").is_dir());
     let (_, again) = home.done(&search);

@@ -47,7 +47,7 @@ impl Engine {
         self.shares.get(name).is_none_or(|share| !share.common(first, count).is_empty())
     }
 
-    /// Those of the numbers from element `first` of a whole state on that this rank keeps, and their place in its range.
+    /// Of numbers for a whole state from element `first` on, those that this rank keeps, after their place in its range.
     fn own<'a>(&self, name: &str, first: usize, values: &'a [f32]) -> Result<(usize, &'a [f32]), ExecError> {
         let Some(share) = self.shares.get(name) else { return Ok((first, values)) };
         let whole = Place { ty: share.whole, tier: None, offset: 0 };

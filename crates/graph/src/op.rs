@@ -450,7 +450,7 @@ pub enum Op {
     },
     /// `(dw) → dv[d] = Pᵀ·dw` of [`Op::Subspace`].
     SubspaceGrad {
-        /// As there.
+        /// As in the forward op.
         stream: u64,
         /// Number of coordinates.
         dimension: usize,

@@ -39,7 +39,7 @@ enum Step {
     Wait(usize),
 }
 
-/// The order that is right; tests begin with it and go wrong.
+/// The correct order; tests begin with it and break it.
 const RIGHT: [Step; 8] = [Run(0), Start(A_OUT), Run(1), Wait(A_OUT), Run(2), Start(A_IN), Wait(A_IN), Run(3)];
 
 fn graph() -> Graph {

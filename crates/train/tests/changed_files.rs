@@ -94,7 +94,7 @@ fn a_head_that_is_a_copy_of_the_embedding_is_passed_over() {
     let home = changed("hf/llama", "model", copy, |_| {});
     let model = Pretrained::open(home.path()).unwrap();
     assert!(is_tied(&model) && model.configuration.notes.is_empty());
-    // One number far inside is enough.
+    // A single number deep in the file is enough.
     let almost = |tensors: &mut Tensors| {
         copy(tensors);
         let bytes = &mut tensors.get_mut("lm_head.weight").unwrap().2;

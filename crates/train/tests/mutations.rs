@@ -183,7 +183,7 @@ fn configurations_of_models_and_adapters() {
     let adapters =
         adapters.map(|name| fs::read(testdata(&format!("lora/{name}/adapter_config.json"))).unwrap());
     strike("adapter_config", &adapters, |text| said(AdapterConfig::from_json(&as_text(text))));
-    // The same with a model below it, which targets and patterns are held against.
+    // The same with a base model, on which targets and patterns are checked.
     let (folder, model) = (TempDir::new().unwrap(), Pretrained::open(&testdata("hf/llama")).unwrap());
     let tensors = testdata("lora/llama/adapter_model.safetensors");
     fs::copy(tensors, folder.path().join("adapter_model.safetensors")).unwrap();

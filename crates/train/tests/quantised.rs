@@ -92,7 +92,7 @@ fn other_kinds_of_adapters_over_four_bits_have_the_losses_of_peft_over_bitsandby
     for kind in ["dora", "ia3"] {
         let golden = Golden::read(&format!("quantised/{kind}/golden"));
         let expected = golden.floats("losses");
-        // One in a hundred scales of ours is the next code, which moves the first loss already.
+        // About one in a hundred of our scales has a neighbouring code, so the losses differ from the first step on.
         let ours = ten_losses(&mut start(&four_bits(settings("llama", kind))).1, &golden);
         assert!(distance(&ours, &expected) < 2e-5, "{kind}: {ours:?} is not {expected:?}");
         let (_, mut run) = start(&settings("llama-nf4", kind));

@@ -102,7 +102,7 @@ fn a_run_whose_next_step_is_not_finite_is_saved_under_a_name_of_its_own() {
     assert!(at(&format!("log {}", bad - 1)).is_some(), "{told:?}");
     assert!(at(&format!("log {}", bad - 1)) < at("saving"), "{told:?}");
 
-    // It is the run after the step before, to the bit, and found only by its name.
+    // The saved state is that after the last finite step, to the bit, and is found only by its name.
     assert!(out.latest().unwrap().checkpoint.is_none());
     let mut expected = poisoned(&data);
     take(&mut expected, bad - 1);

@@ -112,7 +112,7 @@ fn tokens_without_a_loss_move_no_bias() {
     let mut batch = batch("mixtral");
     batch.step(&mut run, 0.0);
     let some = biases(&run);
-    // Other words where no loss is: their experts differ, and the biases do not.
+    // Other words at positions without a loss: their experts differ, and the biases do not.
     let mut other = start("mixtral", RATE, &options(8, 8, Strategy::None, 2));
     for row in 0..8 {
         let last = (row + 1) * batch.seq - 1;

@@ -52,7 +52,7 @@ fn write_parquet_files(folder: &Path) {
             .set_dictionary_page_size_limit(1 << 30)
     };
     for (name, codec) in codecs {
-        // One text of 100 MB, which is nothing when it is packed.
+        // One text of 100 MB, which compresses to almost nothing.
         text(&folder.join(format!("{name}.parquet")), properties(codec).build(), 100_000_000);
     }
     list(&folder.join("list.parquet"), properties(Compression::SNAPPY).build(), 20_000_000);

@@ -153,7 +153,7 @@ pub(super) struct Wanted {
     pub(super) package: &'static str,
     /// The beginning of its file's name.
     pub(super) file: &'static str,
-    /// The same of files that must be loaded first.
+    /// Files that must be loaded first.
     pub(super) before: Option<&'static str>,
 }
 

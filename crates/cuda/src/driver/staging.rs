@@ -35,11 +35,11 @@ pub(crate) struct Staging {
     /// The half that is being filled, and how far it is.
     half: usize,
     filled: usize,
-    /// When the stream has passed it, the half is free.
+    /// One event for each half, which is free when the stream has passed its event.
     free: [Event; 2],
     /// Numbers that were copied since they were last taken.
     observed: usize,
-    /// Those that no room was left for.
+    /// Observed numbers for which no room was left.
     spilled: Vec<f32>,
 }
 

@@ -44,7 +44,7 @@ pub enum ExchangeKind {
     AllGather,
     /// Every rank gets the elements of one.
     Broadcast {
-        /// That one.
+        /// The rank whose elements all get.
         root: usize,
     },
 }
@@ -150,7 +150,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// its ranks.
     fn arenas_ahead(&self) -> usize;
 
-    /// Tells that the run has ended well, as all ranks know by now. Leaving afterwards is no fault.
+    /// Marks the run as ended well, which all ranks know by now. Leaving afterwards is no fault.
     fn part(&self);
 
     /// Ends this rank's part. Ranks that wait for it get an error with the reason. Once it returns, nobody touches this

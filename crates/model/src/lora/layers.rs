@@ -105,7 +105,7 @@ const ENDS: [&str; 8] = [
     ".adapter_down.weight",
     ".adapter_up.weight",
 ];
-/// That of trained tokens, which a table has and no module.
+/// The ending of trained tokens, which belong to a table and not to a module.
 const TOKENS_END: &str = ".token_adapter.trainable_tokens_delta";
 
 /// Whether a parameter is one of an adapter.

@@ -112,7 +112,7 @@ impl Lora {
         Ok(())
     }
 
-    /// The same adapters without target parameters that the model has not, which PEFT ignores.
+    /// The same adapters without target parameters that the model lacks, which PEFT ignores.
     pub(super) fn retain_parameters(&mut self, forward: &Graph) {
         let known = parameters(forward);
         self.target_parameters.retain(|name| known.iter().any(|key| is_named(key, name)));

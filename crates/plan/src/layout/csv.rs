@@ -74,7 +74,7 @@ pub enum CsvFault {
     NotANumber {
         /// Name of its column.
         column: &'static str,
-        /// The text that is there.
+        /// The text of the field.
         text: String,
     },
     /// A lifetime ends before or as it begins.

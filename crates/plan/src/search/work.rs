@@ -27,7 +27,7 @@ impl WorkCount {
         self.0.get()
     }
 
-    /// Counts a program of this many nodes.
+    /// Counts the building of a program of this many nodes.
     pub(super) fn program(&self, nodes: usize) {
         self.add(SearchWork { programs: 1, largest: nodes as u64, ..SearchWork::default() });
     }

@@ -41,7 +41,7 @@ fn finish(folder: &Path, name: Name) -> Result<(), FileError> {
     };
     match Checkpoint::examine(&temporary) {
         Ok(_) => return rename(&temporary),
-        // It may be the only one of its step.
+        // The unreadable checkpoint may be the only one of its step.
         Err(Fault::Unreadable(fault)) => return Err(fault),
         Err(Fault::Broken(_) | Fault::Foreign(_)) => {}
     }

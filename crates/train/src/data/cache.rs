@@ -287,7 +287,7 @@ fn locked_file(folder: &Path, begins: &str) -> io::Result<(File, PathBuf)> {
         let (file, path) = temporary_file(folder, (begins, ""), 0o666)?;
         // On a file system without locks, no file counts as a leftover either.
         let locked = file.lock().is_ok();
-        // Another process may have taken the file for litter before it was locked.
+        // Another process may have removed the file as a leftover before it was locked.
         if !locked || path.exists() {
             return Ok((file, path));
         }

@@ -66,7 +66,7 @@ pub enum FoundBy {
     Marks,
     /// In parts of a long conversation, in linear time.
     Windows,
-    /// One by one, in quadratic time: there are few, or parts are written in another way than the whole.
+    /// One by one, in quadratic time, because there are few answers, or because parts render differently from the whole.
     OneByOne,
 }
 

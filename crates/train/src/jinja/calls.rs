@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
         Ok(pairs)
     }
 
-    /// The items of anything that has some. Those of a stream are taken from it.
+    /// The items of an iterable value. Items of a stream are taken out of it.
     pub(super) fn items(&mut self, value: &Value) -> Answer<Vec<Value>> {
         self.meter.work(value.len().unwrap_or(1) as u64)?;
         Ok(match value {

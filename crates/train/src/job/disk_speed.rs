@@ -19,7 +19,7 @@ use crate::files::write_whole;
 use crate::measure::measured_machine;
 use crate::planning::Offload;
 
-/// The file's form. Files of another are measured again.
+/// The file's form. Disks in files of another form are measured again.
 const VERSION: u32 = 1;
 
 #[derive(Default, Deserialize, Serialize)]

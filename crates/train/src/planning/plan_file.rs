@@ -87,7 +87,8 @@ pub(crate) fn plan_of_another_rank(
     Ok(Planned { choice, budget: Budget { total, outside, origin: BudgetOrigin::Stated, ceiling: None } })
 }
 
-/// The choice in a file, which decides the stage of ranks where the options leave it open. Another stage is another graph.
+/// The choice in a file. Where the options leave the stage open, the file decides it, because another stage is another
+/// graph.
 fn choice_of_a_stage(
     model: &impl Model,
     device: &dyn Device,

@@ -56,7 +56,7 @@ pub struct Trainer {
     positions: u64,
     stop: Arc<AtomicBool>,
     facts: BTreeMap<String, String>,
-    /// Groups of the data that the steps so far have taken. One that a failed step has taken is not among them.
+    /// Groups of the data that the steps so far have taken, without that of a failed step.
     taken: u64,
     /// Measurements so far, for the next checkpoint.
     reached: EvaluationState,
@@ -282,7 +282,7 @@ impl Trainer {
         })
     }
 
-    /// Those measurements so far that a checkpoint keeps.
+    /// Measurements so far that a checkpoint keeps.
     pub(crate) fn reached(&self) -> &EvaluationState {
         &self.reached
     }

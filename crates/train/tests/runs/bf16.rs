@@ -147,7 +147,7 @@ impl Case {
 fn recompute_tiles_offload_and_threads_change_no_bit_on_any_instruction_path() {
     for (family, architecture) in families(SIZE) {
         let mut wide = None;
-        // One family on every path, the others on the fastest.
+        // One family on every instruction path, the others on the fastest path.
         let paths = if family == "llama" { Instructions::available() } else { vec![Instructions::fastest()] };
         for path in paths {
             let bits = same_bits_whatever_the_plan(&format!("{family}, {path}"), architecture.clone(), path);

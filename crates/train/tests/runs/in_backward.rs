@@ -192,7 +192,7 @@ fn left_free_a_step_is_never_slower_than_in_two_passes() {
     let options = |update| Options { optimizer, update, global_batch: 4, ..Options::default() };
     let model = language(&llama(SIZE));
     let device = plimsoll_devices::cpu(1).unwrap();
-    // As a head with many words is.
+    // Little scratch slows a head with many words in the same way.
     let slow_in_little_scratch = |graph: &Graph| {
         let mut facts = device.facts(graph);
         for node in facts.nodes.iter_mut().filter(|node| node.workspace.least < node.workspace.best) {

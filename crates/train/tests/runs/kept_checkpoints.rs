@@ -164,13 +164,13 @@ fn one_that_was_damaged_since_is_not_removed_and_named_once() {
         checkpoints.take_notes()
     };
     assert_eq!(saving(), [""; 0]);
-    // As long as it was, but another number: only reading all of it shows that.
+    // The file's length is unchanged and one number differs, which only a full read shows.
     drop(saving());
     let moments = out.join("checkpoint-2/optimizer.safetensors");
     let mut bytes = fs::read(&moments).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&moments, bytes).unwrap();
-    // This process wrote it, and does not read it again; the next one does.
+    // This process wrote the checkpoint and does not read it again; the next process does.
     drop(checkpoints);
     fs::rename(out.join("checkpoint-2"), home.path().join("kept")).unwrap();
     let checkpoints = open(&out, Some(1)).unwrap();
@@ -212,7 +212,7 @@ fn a_kill_between_two_renames_leaves_the_new_one_or_the_old_one() {
         assert_eq!(latest(&checkpoints).unwrap().state.step, 1);
         assert_eq!(names(&out), ["checkpoint-1"], "{new_is_whole}");
     }
-    // One that cannot be read may be the only one of its step.
+    // An unreadable checkpoint may be the only one of its step.
     let home = TempDir::new().unwrap();
     let (_, out) = saved(&home, 1);
     fs::rename(out.join("checkpoint-1"), out.join(".tmp-checkpoint-1")).unwrap();

@@ -164,7 +164,7 @@ fn steps_of_lion_with_a_moment_of_eight_bits_are_those_of_bitsandbytes_but_for_i
     let weight = ten_steps(lion, F32, 0).state("w").unwrap();
     let apart = differences(&weight, &golden("lion_8bit"));
     let turned = apart.iter().filter(|&&apart| apart > 6e-7).count();
-    // One turned sign is two steps.
+    // An update with the wrong sign is off by two steps.
     assert!(turned < COUNT / 50 && largest(&apart) < 4.5 * LR, "{turned} of {COUNT} elements");
 }
 

@@ -77,7 +77,7 @@ fn a_run_that_goes_on_between_two_records_tells_of_the_steps_before_it_too() {
     let whole = records(&mut trainer(&data, &pinned()), &out);
     let steps: Vec<_> = whole.iter().map(|&(step, mean_over, ..)| (step, mean_over)).collect();
     assert_eq!(steps, [(4, 4), (8, 4), (10, 2)]);
-    // As after a kill behind the checkpoint, which no record told of.
+    // The steps after the checkpoint are repeated, as after a kill.
     for (from, expected) in [(3, &whole[..]), (6, &whole[1..]), (9, &whole[2..])] {
         let out = Checkpoint::open(&out.path(from)).unwrap();
         let again = open(&folder.path().join(format!("from-{from}")), None).unwrap();
@@ -129,11 +129,11 @@ fn a_checkpoint_is_a_models_folder() {
 /// Where a run ends before its last step.
 #[derive(Clone, Copy)]
 enum Until {
-    /// Nowhere.
+    /// The run is not interrupted.
     Last,
     /// The run is asked to end during this step.
     Stopped(u64),
-    /// It was to pause after this step.
+    /// The run was to pause after this step.
     Paused(u64),
 }
 
@@ -271,7 +271,7 @@ fn the_oldest_go_but_never_the_newest_nor_the_best() {
     assert_eq!(kept, ["1", "1 2", "1 2 3", "2 3 4", "2 4 5"]);
     let state = latest(&checkpoints).unwrap().state;
     assert_eq!((state.step, state.progress.best), (5, Some(Best { step: 2, metric: 1.5 })));
-    // One more of the same step takes the place of the first.
+    // Another checkpoint of the same step replaces the first.
     trained.save(&checkpoints, &EvaluationState { metric: Some(0.5), ..state.progress }).unwrap();
     assert_eq!(names(&output), ["checkpoint-2", "checkpoint-4", "checkpoint-5"]);
     assert_eq!(latest(&checkpoints).unwrap().state.progress.metric, Some(0.5));

@@ -137,7 +137,7 @@ fn a_plan_file_says_where_state_lives_and_the_judge_believes_no_draft_that_lies(
     let read = file::Saved::parse(&text).unwrap().for_program(choice.program.clone()).unwrap();
     assert_eq!(read.plan.states, choice.plan.states);
     assert_eq!(read.plan.schedules, choice.plan.schedules);
-    // One state moved onto its neighbour, and one that a schedule thinks is at home.
+    // A state that is moved onto its neighbour in the tier, and a state away that a schedule expects in the arena.
     let first = choice.plan.states.iter().position(|range| range.tier.is_some()).unwrap();
     let refused = |draft: Draft| draft.judge(&choice.program).unwrap_err().to_string();
     let mut moved = choice.plan.to_draft();

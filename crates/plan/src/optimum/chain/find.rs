@@ -43,7 +43,7 @@ pub(crate) struct Chain {
     pub(crate) first: usize,
     /// Number of the graph's layers in one layer of the chain.
     pub(crate) period: usize,
-    /// Other layers in front of them, as one.
+    /// Other layers before the chain, combined into one.
     pub(crate) lead: Option<Layer>,
     /// The nodes that make the input of the first layer, or of the lead, and their backward pass.
     pub(crate) before: Layer,

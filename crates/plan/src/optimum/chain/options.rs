@@ -125,7 +125,7 @@ struct Sets<'a> {
     parts: Vec<Part>,
     /// The parts as the labels see them.
     ops: Vec<LabelOp>,
-    /// Those that the backward pass needs.
+    /// Parts that the backward pass needs.
     demanded: Vec<usize>,
     /// Whether each is made on the way to the layer's output.
     on_passage: Vec<bool>,

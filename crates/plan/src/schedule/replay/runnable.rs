@@ -50,8 +50,8 @@ impl<'a> Runnable<'a> {
         self.judged.schedule
     }
 
-    /// The number of the schedules that were judged together. One may begin while transfers of another are open only if
-    /// both have the same.
+    /// The number of a group of schedules that were judged together. A schedule may begin while transfers of another are
+    /// open only if both have the same number.
     pub fn set(&self) -> u64 {
         self.set
     }

@@ -128,12 +128,12 @@ fn arguments_in_json_text_serve_templates_that_print_them_and_templates_that_loo
         |with: &str| format!("{{% set a = messages[0].tool_calls[0].function.arguments %}}{with}");
     let show =
         |message: &Json, with: &str| render(&arguments(with), std::slice::from_ref(message), None).unwrap();
-    // As they are, where a template takes them for text.
+    // The arguments are a text for a template that treats them as text.
     assert_eq!(
         show(&text, "{{ a }}{{ '<' + a }}{{ a is string }}"),
         r#"{"b":1,"a":"x"}<{"b":1,"a":"x"}True"#
     );
-    // As the parsed value, for a template that looks inside.
+    // They are the parsed value for a template that looks inside.
     let inside = "{{ a | tojson }}{% for k, v in a.items() %}{{ k }}={{ v }}{% endfor %}{% for k in a %}{{ k }}{% endfor %}\
                   {{ a.b + 1 }}{{ a['a'] }}{{ a is mapping }}{{ 'b' in a }}{{ a | length }}{{ (a | dictsort)[0] }}";
     assert_eq!(show(&text, inside), show(&object, inside));

@@ -183,7 +183,7 @@ impl Link {
     }
 }
 
-/// A text without any of these in front.
+/// A text without any of these characters at its start.
 fn without<'a>(mut text: &'a str, of: &[&str]) -> &'a str {
     while let Some(rest) = of.iter().find_map(|part| text.strip_prefix(part)) {
         text = rest;
@@ -191,7 +191,7 @@ fn without<'a>(mut text: &'a str, of: &[&str]) -> &'a str {
     text
 }
 
-/// Bytes of these at the end.
+/// Bytes of these characters at the end of a text.
 fn ending(text: &str, of: &[&str]) -> usize {
     let mut left = text;
     while let Some(rest) = of.iter().find_map(|part| left.strip_suffix(part)) {
