@@ -1,5 +1,5 @@
-//! Measured times of ops: taken at first use, kept per machine, refined by runs, refused on other machines; and runs that
-//! go on, which notice none of it.
+//! Measured times of ops: taken at first use, kept per machine, refined by runs, refused on other machines; and resumed
+//! runs, whose plans do not change.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;

@@ -1,5 +1,5 @@
 //! A random rank is killed at a random time: all processes end, with one error that names the rank, and the same command
-//! goes on from the last checkpoint to the weights of a run that nobody disturbed.
+//! resumes from the last checkpoint and ends in the weights of an undisturbed run.
 //!
 //! Without the feature `mpi` ranks are threads, and the process that dies is all of them. With it they are processes of MPI.
 //! Here the kills are few. `scripts/kills` asks for more through `PLIMSOLL_KILLS` and `PLIMSOLL_KILL_SEED`.
@@ -43,7 +43,7 @@ impl Random {
     }
 }
 
-/// A run that nobody disturbed: its weights, and its time.
+/// An undisturbed run: its weights, and its time.
 struct Undisturbed {
     weights: Vec<u8>,
     files: Vec<String>,

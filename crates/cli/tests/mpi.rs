@@ -1,4 +1,4 @@
-//! `mpirun -n N plimsoll train`: the bits of thread ranks, one set of files, one error, and an end of all where one ends.
+//! `mpirun -n N plimsoll train`: the bits of thread ranks, one set of files, one error, and no rank outlives a failed one.
 //!
 //! These tests need an installed Open MPI and a program with the feature `mpi`; `scripts/mpi.sh` runs them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,5 +1,5 @@
-//! Nothing that safe code can hand to a device makes it touch bytes against the rules: a plan for another device, a schedule
-//! that nobody judged, bytes of a transfer under way.
+//! Safe code cannot make a device touch bytes against the rules, neither by a plan for another device, nor by an unjudged
+//! schedule, nor by bytes of a transfer under way.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_exec::{CpuDevice, Device, Engine};

@@ -1,5 +1,5 @@
-//! Ranks that send messages, over a wire inside one process: the bits of thread ranks, and the end of a world in which one
-//! rank fails, hangs or is gone.
+//! Ranks that send messages, over a wire inside one process: the bits of thread ranks, and the end of all ranks when one
+//! fails, hangs or is gone.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "exchanges are addresses")]

@@ -1,4 +1,4 @@
-//! Ranks as threads of one process: their sums to the bit, their traffic, and the end of a world in which one rank fails.
+//! Ranks as threads of one process: their sums to the bit, their traffic, and the end of all ranks when one fails.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "exchanges are addresses")]

@@ -1,5 +1,5 @@
-//! Fifty times `kill -9` at random instants of training and saving: every run that follows goes on from a whole
-//! checkpoint, and in the end the bits are those of a run that nobody disturbed. And a disk that fills up.
+//! Fifty times `kill -9` at random instants of training and saving: every later run resumes from a whole checkpoint, and
+//! the last one ends in the bits of an undisturbed run. Another test fills the disk.
 //!
 //! The runs that are killed are processes of their own: this very binary, asked by an environment variable to be one.
 

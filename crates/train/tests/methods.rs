@@ -1,4 +1,4 @@
-//! Planning every method beside each other: how much work it is.
+//! Limits on the work of planning all methods together.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
 //! Mixtures of experts that transformers wrote, against transformers itself: logits, loss, the balance of experts, every
-//! gradient, and ten steps of `AdamW`. `reference/mixtures.py` says what each folder has that the others have not.
+//! gradient, and ten steps of `AdamW`. `reference/mixtures.py` states the differences between the folders.
 //!
 //! The tolerances are those of `hf.rs`. No token of a folder is near a tie, so none is left out.
 

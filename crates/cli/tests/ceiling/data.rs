@@ -1,4 +1,4 @@
-//! Lines, texts and files of columns that unfold.
+//! Lines, texts and files of columns that expand when they are read.
 
 use std::sync::Arc;
 

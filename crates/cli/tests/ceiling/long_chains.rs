@@ -1,4 +1,4 @@
-//! Chains of hundreds of layers: looking for a plan keeps to the budget that the plan is for.
+//! Chains of hundreds of layers: the search for a plan stays inside the plan's own budget.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Long texts take the memory they need and no more: where that is not there, the budget that is named is enough.
+//! Long texts take the memory they need and no more. If the budget is too small, the one that the error names is enough.
 
 use super::*;
 

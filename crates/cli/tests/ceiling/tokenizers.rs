@@ -1,4 +1,4 @@
-//! Tokenizers that make much of little, lie about their tables, or nest without end.
+//! Tokenizers that expand short texts, state wrong sizes of their tables, or nest without end.
 
 use super::*;
 

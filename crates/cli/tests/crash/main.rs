@@ -1,6 +1,6 @@
-//! A run that trains, evaluates, saves, rotates, goes on, offloads and exports, struck at points spread over its calls: killed,
-//! or a call fails, or the power is cut. After each, the same command ends in the bits of a run that nobody disturbed, and
-//! leaves no litter.
+//! A run that trains, evaluates, saves, rotates, goes on, offloads and exports, struck at points spread over its calls:
+//! killed, or a call fails, or the power is cut. After each, the same command ends in the bits of an undisturbed run, and
+//! leaves no temporary files.
 //!
 //! Here the points are few. `scripts/crash` asks for more, up to every call, through `PLIMSOLL_CRASH_POINTS` (points of each
 //! phase), `PLIMSOLL_CRASH_SEED` (where they begin, and what a power cut leaves) and `PLIMSOLL_CRASH_RANDOM` (points are drawn and
@@ -73,7 +73,7 @@ impl Phase {
     }
 }
 
-/// The run that nobody disturbs.
+/// The undisturbed run.
 struct Undisturbed {
     scenario: Scenario,
     home: Home,

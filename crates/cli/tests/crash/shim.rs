@@ -43,7 +43,7 @@ pub(crate) fn shim() -> Option<&'static Path> {
 /// The fate of a command's calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Strike {
-    /// Nothing; they are counted.
+    /// No call is struck; calls are only counted.
     Never,
     /// The process is killed at this call.
     Kill(u64),

@@ -1,4 +1,4 @@
-//! Libraries that scripts have fetched into the folder of caches, and a loud word where they were not.
+//! Libraries that scripts have fetched into the folder of caches, and a printed note where they are missing.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! A choice of cases for a look of seconds.
+//! A small choice of cases, which runs in seconds.
 
 use std::collections::BTreeSet;
 

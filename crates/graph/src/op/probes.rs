@@ -1,4 +1,5 @@
-//! Steps without a gradient: how losses beside the weights become a step (Spall 1992; Malladi et al. 2023; Salimans et al. 2017).
+//! Steps without a gradient: how losses at points near the weights become a step (Spall 1992; Malladi et al. 2023; Salimans
+//! et al. 2017).
 //!
 //! ```text
 //! loss of w + size·z_d, loss of w − size·z_d     two probes for each direction d

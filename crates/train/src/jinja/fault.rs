@@ -1,4 +1,4 @@
-//! Why a template cannot be compiled, or ended before its end.
+//! Why a template cannot be compiled, or why its rendering stopped early.
 
 use std::fmt;
 

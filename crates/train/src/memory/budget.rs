@@ -47,7 +47,8 @@ const NAMES_ALLOWED: u64 = 2000;
 /// Bytes of a GPU that its driver and libraries still take when kernels, products and attention first run. Single steps that
 /// were measured on an H200 add up to 26 MiB.
 const CARD_ALLOWANCE: u64 = 48 << 20;
-/// Bytes of a GPU that stay free within the budget: the driver grows in steps of 2 MiB, and once in hundreds of shapes.
+/// Bytes of a GPU that stay free within the budget: the driver's own memory grows by 2 MiB about once in hundreds of
+/// shapes.
 const CARD_MARGIN: u64 = 16 << 20;
 /// Memory of a GPU comes in pieces of this size.
 const CARD_STEP: u64 = 2 << 20;

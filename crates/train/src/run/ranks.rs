@@ -64,7 +64,7 @@ impl Run {
     /// Makes the run one rank of several; its device has joined them already.
     pub(crate) fn join(&mut self, communicator: &Arc<dyn Communicator>) {
         let ranks = communicator.ranks();
-        // The losses that the graph adds, those of probes and the answers follow.
+        // After them come the losses that the graph adds, the losses of probes, and the answers.
         let probed = self.probes.as_ref().map_or(0, |probes| probes.count() + 1);
         let bytes = (NUMBERS + self.added.len() + probed) * NUMBER;
         self.others = Some(Peers {

@@ -1,5 +1,5 @@
-//! Folders that transformers wrote, against transformers itself: logits, loss, every gradient, and ten steps of
-//! `AdamW`, for each architecture. `reference/hf_models.py` says what each folder has that the others have not.
+//! Folders that transformers wrote, against transformers itself: logits, loss, every gradient, and ten steps of `AdamW`,
+//! for each architecture. `reference/hf_models.py` states the differences between the folders.
 //!
 //! The tolerances are those of `pytorch.rs`, for its reasons.
 

@@ -1,5 +1,5 @@
-//! Training with a disk beside a memory that is too small without one: the bits are those of a run without limits,
-//! the measured peak is the planned one, and a disk that fails is an error and not the end of everything.
+//! Training with a disk beside a memory that is too small without one: the bits are those of a run without limits, the
+//! measured peak is the planned one, and a disk that fails is an error, not a crash.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the table is what a reader wants to see")]

@@ -1,5 +1,5 @@
-//! A run that was interrupted goes on as if it had not been; and a checkpoint that cannot be gone on from is refused
-//! with its reason.
+//! An interrupted run continues as if it had not been interrupted. A checkpoint that the run cannot resume from is refused
+//! with the reason.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! Below micro-batch 1: with feed-forward networks in tiles, a long sequence trains in bytes that no other plan can
-//! do with, to the same bits.
+//! Below micro-batch 1: with feed-forward networks in tiles, a long sequence trains in fewer bytes than under any other
+//! plan, to the same bits.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the figures are what a reader wants to see")]

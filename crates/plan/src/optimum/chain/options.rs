@@ -106,7 +106,7 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
     }
 }
 
-/// The frontiers of a layer alone, which take a fraction of the time that its options take: no peak is looked at.
+/// The frontiers of a layer without its options. They take a fraction of the options' time, because no peak is computed.
 pub(crate) fn frontiers(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Frontiers {
     let sets = Sets::new(graph, facts, scratch, layer);
     sets.frontiers(&sets.labels())

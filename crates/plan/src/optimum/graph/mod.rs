@@ -1,5 +1,4 @@
-//! Plans for graphs that are no chain of layers: nets in the shape of a U, graphs without blocks, layers that are all
-//! different.
+//! Plans for graphs that are no chain of layers: U-nets, graphs without blocks, layers that are all different.
 //!
 //! [`abstraction`] turns the graph into an abstract one, and schedules of the abstract graph into runs. The planner of
 //! abstract graphs ([`remat`](crate::remat)) is called on a fixed ladder of budgets, down to the rung below which
