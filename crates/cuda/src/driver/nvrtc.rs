@@ -193,7 +193,7 @@ struct Program<'a> {
 }
 
 impl Program<'_> {
-    /// The bytes that a pair of functions tells of a compiled program.
+    /// Bytes of a compiled program, from a pair of functions for size and content.
     fn read(
         &self,
         size: unsafe extern "C" fn(Raw, *mut usize) -> Status,

@@ -9,10 +9,9 @@
 //! ```
 //!
 //! The bits are those of the single ops: a product computes the sums of a row whole, gradients of weights and biases
-//! continue from tile to tile in the order of the rows, and the results of two backward products are added, not summed
-//! in one. A tile's rows are copied before its result is written, which may then overwrite them. If values between
-//! nodes are bf16, hidden values are rounded to it in their f32 scratch, at the places where single ops would store
-//! them.
+//! continue from tile to tile in the order of the rows, and the results of two backward products are added as wholes, not
+//! as one long sum. A tile's rows are copied before its result is written, which may then overwrite them. If values between
+//! nodes are bf16, hidden values are rounded to it in their f32 scratch, at the places where single ops would store them.
 
 use half::bf16;
 use plimsoll_graph::op::{Activation, Gelu, Mlp};

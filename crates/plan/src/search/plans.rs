@@ -222,8 +222,8 @@ fn fitting_named(of: MicroBatch, optimum: Option<&dyn Optimum>, scratch: Scratch
     }
 }
 
-/// Plans the smallest budgets that a search with just the room they take finds again: the smallest plan that is named
-/// must itself be found.
+/// Plans the smallest budgets of the optimum, limited to plans that a search with a budget of their own size finds again.
+/// The smallest plan that an error names must itself be found.
 fn smallest_of_optimum(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch, tried: &mut Vec<Tried>) {
     let graph = &of.program().train.graph;
     let budgets = optimum.smallest_budgets().into_iter();

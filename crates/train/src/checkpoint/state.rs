@@ -296,7 +296,7 @@ impl Checkpoint {
         Some((step, path))
     }
 
-    /// Settings that may differ and do, in a run that resumes with these facts: name, value then and value now.
+    /// Settings that may differ in a resumed run and do differ from these facts: name, value then and value now.
     pub(crate) fn changes(&self, facts: &BTreeMap<String, String>) -> Vec<(&'static str, String, String)> {
         let changed = |name| {
             let (then, now) = (self.state.facts.get(name)?, facts.get(name)?);

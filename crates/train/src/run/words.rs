@@ -11,7 +11,7 @@ pub(crate) enum Word {
     Figures,
     /// A step begins, behind so many steps and groups of data.
     Step { steps: u64, position: u64 },
-    /// State follows, which was reached after so many steps and groups of data.
+    /// State follows, as it was after so many steps and groups of data.
     State { steps: u64, position: u64 },
     /// The rank that owns a piece of the divided state number `state` gives `count` bytes of the whole from byte `first` on.
     Piece { state: u64, first: u64, count: u64 },
