@@ -178,10 +178,13 @@ pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
         format!("best validation loss {:.4} after step {}{early}\n", best.eval_loss, best.step)
     });
     let ranks = several(&end.ranks, end.slowest_rank).unwrap_or_default();
+    let host =
+        end.host_peak_bytes.map_or_else(String::new, |bytes| format!("   host {}", table::size(bytes)));
     format!(
-        "{best}arena planned {} used {}   process {} of {}   {:.0} tokens/s\n{ranks}",
+        "{best}arena planned {} used {}   {} {} of {}{host}   {:.0} tokens/s\n{ranks}",
         table::size(end.planned_peak_bytes),
         table::size(end.measured_peak_bytes),
+        if host.is_empty() { "process" } else { "card" },
         table::size(end.process_peak_bytes),
         table::size(budget),
         end.tokens_per_second

@@ -394,6 +394,15 @@ impl Run {
         self.own_bytes().map(|bytes| bytes.max(self.held_elsewhere()))
     }
 
+    /// The most bytes of the host's memory that this process held; nothing where that is the memory that the budget counts.
+    ///
+    /// # Errors
+    ///
+    /// When that memory cannot be read.
+    pub fn held_by_host(&self) -> Result<Option<u64>, TrainError> {
+        start::held_by_host(self.engine.device())
+    }
+
     /// The plan that is being run.
     pub fn plan(&self) -> &Plan {
         &self.plan

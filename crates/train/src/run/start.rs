@@ -16,6 +16,14 @@ pub(crate) fn held(device: &dyn Device) -> Result<u64, TrainError> {
     })
 }
 
+/// The most bytes of the host's memory that the process held, where the budget counts memory of the device's own.
+pub(crate) fn held_by_host(device: &dyn Device) -> Result<Option<u64>, TrainError> {
+    Ok(match device.pool()? {
+        MemoryPool::Process => None,
+        MemoryPool::Own { .. } => Some(memory::process()?.peak),
+    })
+}
+
 /// An engine with everything ready except its memory, and the budget with the bytes that the device now holds beside
 /// the arena; an error if the arena no longer fits.
 pub(super) fn prepared(

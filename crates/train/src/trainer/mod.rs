@@ -274,6 +274,7 @@ impl Trainer {
             planned_peak_bytes: planned,
             measured_peak_bytes: other.unwrap_or(own),
             process_peak_bytes: self.run.held()?,
+            host_peak_bytes: self.run.held_by_host()?,
             tokens_per_second: self.positions as f64 / self.seconds.max(f64::MIN_POSITIVE),
             best: None,
             stopped_early: false,

@@ -126,8 +126,12 @@ pub struct EndRecord {
     pub planned_peak_bytes: u64,
     /// The most bytes of the arena that were in use.
     pub measured_peak_bytes: u64,
-    /// Peak resident memory of the whole process, code and libraries included.
+    /// The most bytes that the process held of the memory that the budget counts: resident memory, code and libraries
+    /// included, or memory of the card.
     pub process_peak_bytes: u64,
+    /// Peak resident memory of the process beside a card whose memory the budget counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_peak_bytes: Option<u64>,
     /// Tokens over seconds, for the whole run.
     #[serde(with = "finite_or_null")]
     pub tokens_per_second: f64,
@@ -223,6 +227,7 @@ mod tests {
             planned_peak_bytes: 1024,
             measured_peak_bytes: 1000,
             process_peak_bytes: 5000,
+            host_peak_bytes: None,
             tokens_per_second: 10.5,
             best: None,
             stopped_early: false,
@@ -233,6 +238,13 @@ mod tests {
                         \"process_peak_bytes\":5000,\"tokens_per_second\":10.5}\n";
         assert_eq!(line(&end), expected);
         assert_eq!(serde_json::from_str::<EndRecord>(expected).unwrap(), end);
+        let beside = EndRecord { host_peak_bytes: Some(700), ..end.clone() };
+        assert!(
+            line(&beside).contains("\"process_peak_bytes\":5000,\"host_peak_bytes\":700,"),
+            "{}",
+            line(&beside)
+        );
+        assert_eq!(serde_json::from_str::<EndRecord>(&line(&beside)).unwrap(), beside);
         let rank = |rank, busy_seconds| RankRecord { rank, peak_bytes: 1, process_bytes: 2, busy_seconds };
         let ranks = vec![rank(0, 1.5), rank(1, 2.5), rank(2, 2.0)];
         let several = EndRecord { slowest_rank: RankRecord::slowest(&ranks), ranks, ..end };

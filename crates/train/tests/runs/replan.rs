@@ -112,6 +112,8 @@ fn a_device_that_grew_is_planned_again_and_stays_inside_the_budget() {
     assert_eq!(plans, 2);
     assert!(planned.choice.plan.arena_bytes < wide.choice.plan.arena_bytes);
     assert!(run.held().unwrap() <= budget, "{} of {budget}", run.held().unwrap());
+    let [card, host] = [run.held().unwrap(), run.held_by_host().unwrap().unwrap()];
+    assert!(host > 0 && host != card, "the process is counted by itself: {host} beside {card}");
     let batch = Batch::synthetic(32, SEQ, 64, false, 0);
     assert!(batch.step(&mut run, 1e-2).1.is_finite());
 }
