@@ -22,9 +22,11 @@ f32 and PyTorch in f64, for scale. Models that plimsoll does not know must be re
 
 import argparse
 import json
+import math
 import platform
 import random
 import subprocess
+import sys
 import tempfile
 import warnings
 import zlib
@@ -374,21 +376,25 @@ def pytorch(
     model: torch.nn.Module, name: str, tokenizer, texts: list[tuple[str, int]], together: bool = False
 ) -> list[float]:
     """Losses of the head, step by step; empty where a router was undecided. transformers balances all texts `together`."""
+    balance_together = getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)
     optimizer, losses = adamw(model), []
     config = model.config
     chosen, balance = getattr(config, "num_experts_per_tok", None), getattr(config, "router_aux_loss_coef", 0.0)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     for tokens, mask, targets in batches(name, tokenizer, texts):
         optimizer.zero_grad()
-        # Causal models need no mask: nothing sees the padding behind a text.
-        seen = {"attention_mask": mask} if name.startswith("bert") or together else {}
+        # Causal models need no mask: nothing sees the padding behind a text. With one, padding further behind than a window sees
+        # nothing, and its attention is not finite in f64.
+        seen = {"attention_mask": mask} if name.startswith("bert") else {}
         out = model(input_ids=tokens, **seen, **{"output_router_logits": True} if chosen else {})
         loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
         if chosen and margin(out.router_logits, mask, chosen) < CLEAR:
             return []
         added = 0.0
-        if chosen:
-            added = balance * (out.aux_loss if together else balance_by_sequence(out.router_logits, mask, chosen))
+        if together:
+            added = balance * balance_together(out.router_logits, out.router_logits[0].shape[-1], chosen, mask)
+        elif chosen:
+            added = balance * balance_by_sequence(out.router_logits, mask, chosen)
         (loss + added).backward()
         losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -398,7 +404,8 @@ def pytorch(
 
 def apart(ours: list[float], theirs: list[float]) -> float:
     assert len(ours) == len(theirs) == STEPS, (len(ours), len(theirs))
-    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs))
+    distances = [abs(a - b) / abs(b) for a, b in zip(ours, theirs)]
+    return max(distances) if all(map(math.isfinite, distances)) else math.inf
 
 
 def make(folder: Path, class_name: str, config, draw: random.Random) -> str:
