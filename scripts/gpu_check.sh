@@ -176,6 +176,13 @@ speed() {
     field "speed-$gib" tokens_per_second | sort -n | tail -n 1 | awk -v gib="$gib" -v least="$least" '
         { printf "{\"budget_gib\":%s,\"tokens_per_second\":%.0f,\"wanted\":%s}\n", gib, $1, least; exit !($1 >= least) }'
 }
+# small MIB: the program as it is carried here, without its debug information, takes no more.
+small() {
+    local bytes
+    bytes=$(stat -c %s "$folder/plimsoll") || return 1
+    printf '{"bytes":%d,"at_most":%d}\n' "$bytes" "$(($1 << 20))"
+    [ "$bytes" -le "$(($1 << 20))" ]
+}
 half=(--bf16 --weights-dtype bf16 --gradients-dtype bf16 --moments-dtype bf16)
 large=(--model llama-3.2-1b --seq-len 2048 "${half[@]}")
 
@@ -183,6 +190,8 @@ nvidia-smi --query-gpu=name,driver_version,memory.total,memory.used --format=csv
     echo '{"stage":"driver","status":1}'
     exit 1
 }
+stage size 10 small 40
+tail -n 1 "$logs/size.log"
 if [ "$quick" = 1 ]; then
     stage conformance 60 "$folder/plimsoll" check --device cuda --quick
 else

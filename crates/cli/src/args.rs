@@ -283,7 +283,7 @@ pub(crate) struct GenerateArgs {
     /// cpu, or cuda or cuda:1 for a GPU of this machine
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: String,
-    /// Memory of the whole process or of the GPU, such as 4GiB [default: the free memory less a margin]
+    /// Memory of the whole process or of the GPU, such as 4GiB [default: the free memory less 256 MiB or 5 %]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
     /// Threads [default: one for each core]

@@ -141,7 +141,7 @@ settings! {
         /// cpu, cuda or cuda:1 for a GPU of this machine; plan also takes GPUs by name: cuda:h200, cuda:a100-80,
         /// cuda:4090, … [default: cpu]
         device: String, "NAME";
-        /// Memory of the whole process, or of a GPU, such as 64MiB or 16GB; auto is the free memory less a margin, or
+        /// Memory of the whole process, or of a GPU, such as 64MiB or 16GB; auto is the free memory less 256 MiB or 5 %, or
         /// all memory of a described device [default: auto]
         memory: String, "SIZE";
         /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
