@@ -161,14 +161,28 @@ impl Mixture {
             return Err(language::refuse("mixture", why));
         }
         if self.rows(seq) == Some(0) {
-            let least = experts as f64 / (chosen * seq) as f64;
             let why = format!(
-                "a capacity factor of {} leaves each of {experts} experts less than one of {seq} tokens; give {least} or more",
-                self.capacity.unwrap_or(0.0)
+                "a capacity factor of {} leaves each of {experts} experts less than one of {seq} tokens; give {} or more",
+                self.capacity.unwrap_or(0.0),
+                self.least_capacity(seq)
             );
             return Err(language::refuse("mixture", why));
         }
         Ok(())
+    }
+
+    /// A capacity factor that gives each expert one token of a sequence of `seq`.
+    fn least_capacity(&self, seq: usize) -> f32 {
+        let mut factor = (self.experts as f64 / (self.chosen * seq) as f64) as f32;
+        // [`Mixture::rows`] rounds, so the quotient itself may give no row.
+        while factor.is_finite() && self.with_capacity(factor).rows(seq) == Some(0) {
+            factor = factor.next_up();
+        }
+        factor
+    }
+
+    fn with_capacity(&self, factor: f32) -> Mixture {
+        Mixture { capacity: Some(factor), ..self.clone() }
     }
 
     /// The same experts in evaluation and generation.
@@ -322,5 +336,35 @@ impl Mixture {
         let axes = plimsoll_graph::Axes::of([2]);
         let open = g.apply(Op::Broadcast { shape, axes }, &[open]); // (B, T, C)
         g.mul(y, open) // (B, T, C)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Architecture, Preset};
+
+    #[test]
+    fn the_capacity_that_a_refusal_advises_is_accepted_and_little_less_is_not() {
+        let Architecture::Llama(model) = Preset::from_name("tiny-moe").unwrap().model else { unreachable!() };
+        let preset = model.mixture.unwrap();
+        let (mut refused, mut rounded) = (0, 0);
+        for (experts, chosen, seq) in
+            (1..=130).flat_map(|experts| (1..=experts.min(9)).map(move |chosen| (experts, chosen))).flat_map(
+                |(experts, chosen)| (1..=128).chain([1000, 4097]).map(move |seq| (experts, chosen, seq)),
+            )
+        {
+            let mixture = Mixture { experts, chosen, ..preset.clone() };
+            let told = mixture.with_capacity(f32::MIN_POSITIVE).check(seq).unwrap_err().to_string();
+            let advice = told.strip_suffix(" or more").unwrap().rsplit(' ').next().unwrap();
+            // As settings are read.
+            let advice = advice.parse::<f64>().unwrap() as f32;
+            let what = format!("{experts} experts, {chosen} chosen, {seq} tokens: {told}");
+            assert_eq!(mixture.with_capacity(advice).check(seq), Ok(()), "{what}");
+            assert!(mixture.with_capacity(advice * (1.0 - 1e-6)).check(seq).is_err(), "{what}");
+            refused += 1;
+            rounded += usize::from(advice > (experts as f64 / (chosen * seq) as f64) as f32);
+        }
+        assert!(rounded > 0 && rounded < refused / 10, "{rounded} of {refused} quotients give no row");
     }
 }
