@@ -104,6 +104,15 @@ pub enum DataError {
         /// The fault.
         why: String,
     },
+    /// A table's column of texts holds something else, behind which it cannot be read.
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// The row, counted from 1.
+        row: u64,
+        /// The column.
+        column: String,
+    },
     /// A conversation and its chat template do not go together: the template refuses it, or writes nothing to learn.
     NotRendered {
         /// The file of the conversation.
@@ -273,6 +282,12 @@ impl fmt::Display for DataError {
                 "{}, line {line}: {why}; mend the line, or pass over such lines with --skip-bad-lines",
                 path.display()
             ),
+            DataError::NotText { path, row, column } => write!(
+                f,
+                "{}, row {row}: `{column}` is a column of texts and holds bytes that are no UTF-8 text; write the file \
+                 again with UTF-8 there",
+                path.display()
+            ),
             DataError::NotRendered { path, line, template, why } => write!(
                 f,
                 "{}, line {line}: the chat template{} {why}; mend the line or the template, or pass over such lines with \
@@ -395,6 +410,10 @@ mod tests {
             (DataError::NoTemplate, "the data has `messages` and the model no chat template; put"),
             (DataError::UnknownKind { path: path() }, "d/x is of a kind that is not read; give --data"),
             (DataError::BadLine { path: path(), line: 3, why: why() }, "d/x, line 3: why; mend the line"),
+            (
+                DataError::NotText { path: path(), row: 3, column: "text".into() },
+                "d/x, row 3: `text` is a column of texts and holds bytes that are no UTF-8 text; write",
+            ),
             (
                 DataError::NotRendered { path: path(), line: 3, template: None, why: why() },
                 "d/x, line 3: the chat template why; mend the line or the template, or pass",

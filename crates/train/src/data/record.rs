@@ -19,6 +19,13 @@ pub(super) enum Record {
 }
 
 impl Record {
+    /// A row of a table.
+    #[cfg(feature = "parquet")]
+    pub(super) fn of(line: u64, fields: Map<String, Json>) -> Record {
+        let bytes = fields.values().map(size).sum();
+        Record::Fields { line, fields, bytes }
+    }
+
     /// About how much memory it takes.
     pub(super) fn bytes(&self) -> usize {
         match self {
@@ -54,4 +61,15 @@ impl Record {
 /// The error for a record that needs more memory than there is.
 pub(super) fn too_long(path: &Path, line: Option<u64>, extent: &Extent, room: &Room) -> DataError {
     DataError::TooLong { path: path.to_owned(), line, bytes: extent.bytes, least: room.least(extent) }
+}
+
+/// About how many bytes a value takes.
+#[cfg(feature = "parquet")]
+fn size(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(values) => values.iter().map(size).sum(),
+        Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + size(value)).sum(),
+        Json::Null | Json::Bool(_) | Json::Number(_) => 8,
+    }
 }

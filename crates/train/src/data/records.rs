@@ -10,8 +10,6 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use serde_json::Value as Json;
-
 use super::DataError;
 use super::file_kinds::ends_in;
 use super::lines::Lines;
@@ -79,11 +77,9 @@ impl Records {
             Reader::Text(text) => text.next(path, &self.room),
             Reader::Lines(lines) => lines.next(path, &self.room),
             Reader::Rows(rows) => {
-                let Some((line, fields)) = rows.next(path)? else { return Ok(None) };
-                let bytes = fields.values().map(size).sum();
-                let record = Record::Fields { line, fields, bytes };
-                if bytes > self.room.batch && !self.room.holds(&record.extent()) {
-                    return Err(too_long(path, Some(line), &record.extent(), &self.room));
+                let Some(record) = rows.next(path)? else { return Ok(None) };
+                if record.bytes() > self.room.batch && !self.room.holds(&record.extent()) {
+                    return Err(too_long(path, Some(record.line()), &record.extent(), &self.room));
                 }
                 Ok(Some(record))
             }
@@ -165,14 +161,4 @@ fn last_seam(text: &[u8], from: usize) -> Option<usize> {
         text[at] == b' ' && text[at - 1].is_ascii_alphanumeric() && ahead
     };
     places().find(line).or_else(|| places().find(word))
-}
-
-/// About how many bytes a value takes.
-fn size(value: &Json) -> usize {
-    match value {
-        Json::String(text) => text.len(),
-        Json::Array(values) => values.iter().map(size).sum(),
-        Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + size(value)).sum(),
-        Json::Null | Json::Bool(_) | Json::Number(_) => 8,
-    }
 }

@@ -27,6 +27,11 @@ use super::tokenizer::Tokenizer;
 /// Set in ids that are not learned from.
 pub(super) const UNLEARNED: u32 = 1 << 31;
 
+/// Columns that samples are made of.
+#[cfg(feature = "parquet")]
+pub(super) const COLUMNS: [&str; 7] =
+    ["text", "label", "messages", "prompt", "completion", "tools", "chat_template_kwargs"];
+
 /// The most classes that numeric labels may name. Larger numbers are hardly classes, and a head for them would not fit
 /// anywhere.
 const MOST_CLASSES: usize = 1 << 16;

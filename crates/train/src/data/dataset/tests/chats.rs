@@ -197,3 +197,56 @@ fn samples_are_counted_and_those_longer_than_a_row_told() {
     classes.sort_unstable();
     assert_eq!(classes, [Some(0), Some(1)]);
 }
+
+/// A table of texts beside a column of which no sample is made, in two row groups of two rows.
+#[cfg(feature = "parquet")]
+fn table(folder: &Scratch, kind: &str, texts: [&[u8]; 4], unused: &[u8]) -> PathBuf {
+    let path = folder.path().join("bytes.parquet");
+    let schema = format!("message m {{ required binary text {kind}; required binary scan {kind}; }}");
+    let schema = parse_message_type(&schema).unwrap();
+    let properties = Shared::new(WriterProperties::builder().build());
+    let file = fs::File::create(&path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, Shared::new(schema), properties).unwrap();
+    for texts in texts.chunks(2) {
+        let mut group = writer.next_row_group().unwrap();
+        for values in [texts, &[unused; 2]] {
+            let values: Vec<ByteArray> =
+                values.iter().map(|&bytes| ByteArray::from(bytes.to_vec())).collect();
+            let mut column = group.next_column().unwrap().unwrap();
+            column.typed::<ByteArrayType>().write_batch(&values, None, None).unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+    path
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn bytes_of_a_table_that_are_no_text_are_refused_by_column_and_row_unless_nothing_is_made_of_them() {
+    let folder = Scratch::new();
+    let broken: [&[u8]; 4] = [b"one", b"two", b"thr\xffee", b"four"];
+    let whole: [&[u8]; 4] = [b"one", b"two", b"three", b"four"];
+    let same = ["one", "two", "three", "four"].map(|text| json!({"text": text}));
+    let same = spec(&folder, &lines(&folder, "same.jsonl", &same), 4);
+    for kind in ["", "(UTF8)"] {
+        let path = table(&folder, kind, whole, b"\xff\xd8\xff");
+        let rows = in_order(&spec(&folder, &path, 4), &Tokenizer::bytes());
+        assert_eq!(rows, in_order(&same, &Tokenizer::bytes()), "{kind}");
+    }
+    let path = table(&folder, "", broken, b"");
+    let refused = spec(&folder, &path, 4);
+    let said = fault(&refused);
+    assert!(
+        said.contains("bytes.parquet, line 3: `text` holds bytes that are no UTF-8 text; mend"),
+        "{said}"
+    );
+    assert_eq!(bytes(&DataSpec { skip_bad_lines: true, ..refused }).skipped, 1);
+    // The library stops at a column that says it is text and is none.
+    let path = table(&folder, "(UTF8)", broken, b"");
+    let said = fault(&spec(&folder, &path, 4));
+    let expected =
+        "bytes.parquet, row 3: `text` is a column of texts and holds bytes that are no UTF-8 text; write";
+    assert!(said.contains(expected), "{said}");
+}
