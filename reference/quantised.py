@@ -132,11 +132,11 @@ def ten_steps(model, batch) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(losses), torch.stack(norms)
 
 
-def four_bits(folder: Path):
+def four_bits(folder: Path, double: bool = True):
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
+        bnb_4bit_use_double_quant=double,
         bnb_4bit_compute_dtype=torch.float32,
     )
     return AutoModelForCausalLM.from_pretrained(

@@ -10,10 +10,12 @@ use std::path::PathBuf;
 use plimsoll_graph::op::Quantised;
 use plimsoll_graph::{Graph, Op, Phase};
 use plimsoll_plan::{Role, Strategy};
-use plimsoll_train::files::ModelFolder;
+use plimsoll_train::files::{ModelFolder, QuantisedTensor};
 use plimsoll_train::generate::{Generator, Sampling};
 use plimsoll_train::pretrained::{MergedInto, Pretrained, merge};
 use plimsoll_train::{Config, Options, RawConfig, Run, plan_for, reading};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 
 mod support;
 use support::{Golden, STRATEGIES, distance};
@@ -150,6 +152,46 @@ fn folders_that_bitsandbytes_quantised_are_read_as_they_are() {
         }
         let losses = ten_losses(&mut run, &golden);
         assert_losses(&folder, &losses, &golden.floats("losses"));
+    }
+}
+
+/// The folders of bitsandbytes' other forms: their codes and scales are copied, so the numbers are its own to the bit.
+#[test]
+fn folders_in_bytes_and_with_whole_scales_are_read_as_they_are() {
+    let golden = Golden::read("quantised/folders");
+    for (folder, case, form, weight) in [
+        ("llama-int8", "llama", Quantised::Int8, "model.layers.1.mlp.down_proj.weight"),
+        ("gpt2-int8", "gpt2", Quantised::Int8, "transformer.h.0.mlp.c_fc.weight"),
+        ("llama-nf4-single", "llama", Quantised::Nf4, "model.layers.1.mlp.down_proj.weight"),
+    ] {
+        let files = ModelFolder::open(&testdata(folder)).unwrap();
+        let stored = QuantisedTensor::find(&files, weight).unwrap().unwrap();
+        let expected = golden.floats(&format!("{folder}.{weight}"));
+        let ([all, columns], mut numbers) = (stored.shape, vec![0.0; expected.len()]);
+        // In pieces of odd sizes: each must begin at its own codes and scales.
+        for (first, rows) in [(0, 1), (1, 6), (7, all - 7)] {
+            stored.rows(first, &mut numbers[first * columns..][..rows * columns]).unwrap();
+        }
+        assert!(numbers == expected, "{folder}: {weight}");
+
+        // Nothing is unused, so every tensor beside the codes is known.
+        let (config, mut run) = start(&settings(folder, case));
+        let base = config.options.quantised.unwrap();
+        assert_eq!(base.form, form, "{folder}: nobody had to ask");
+        let model = Golden::read(&format!("quantised/{case}/golden"));
+        let losses = ten_losses(&mut run, &model);
+        let eight = form == Quantised::Int8;
+        let expected =
+            if eight { model.floats("int8.losses") } else { golden.floats(&format!("{folder}.losses")) };
+        assert_losses(folder, &losses, &expected);
+        assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes, "{folder}");
+        // Asking for the form of the folder changes nothing.
+        let asked = RawConfig {
+            load_in_8bit: eight.then_some(true),
+            load_in_4bit: (!eight).then_some(true),
+            ..settings(folder, case)
+        };
+        assert_eq!(Config::check(&asked).unwrap().options.quantised.unwrap(), base, "{folder}");
     }
 }
 
@@ -332,6 +374,40 @@ fn a_quantised_folder_that_contradicts_itself_is_refused_by_the_name_of_the_tens
     assert!(why.contains("with nf4 in blocks of 32 and 256; nf4 in blocks of 64 and 256 is read"), "{why}");
 }
 
+/// Before 0.45, bitsandbytes could save bytes in the tiles of a GPU's products. Read by rows they would be another model.
+#[test]
+fn bytes_in_the_order_of_a_gpu_are_refused() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::copy(testdata("llama-int8/config.json"), home.path().join("config.json")).unwrap();
+    let bytes = std::fs::read(testdata("llama-int8/model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let weight = "model.layers.0.self_attn.q_proj.weight";
+    let order = "model.layers.0.self_attn.q_proj.weight_format";
+    let find = |tensors: Vec<(String, TensorView)>| {
+        let path = home.path().join("model.safetensors");
+        std::fs::write(path, safetensors::serialize(tensors, None).unwrap()).unwrap();
+        let folder = ModelFolder::open(home.path()).unwrap();
+        QuantisedTensor::find(&folder, weight).map(|found| found.unwrap().form).map_err(|why| why.to_string())
+    };
+    assert_eq!(find(tensors.tensors()), Ok(Quantised::Int8));
+    // The first releases wrote rows and said nothing of it.
+    let without = tensors.tensors().into_iter().filter(|(name, _)| name != order);
+    assert_eq!(find(without.collect()), Ok(Quantised::Int8));
+    let tiles = TensorView::new(safetensors::Dtype::U8, vec![], &[2]).unwrap();
+    let tiled = tensors.tensors().into_iter().map(|(name, tensor)| {
+        let tensor = if name == order { tiles.clone() } else { tensor };
+        (name, tensor)
+    });
+    let why = find(tiled.collect()).unwrap_err();
+    assert!(
+        why.contains(&format!("holds `{order}` = 2, codes in an order of GPUs; save the model with")),
+        "{why}"
+    );
+    let without = tensors.tensors().into_iter().filter(|(name, _)| !name.contains("q_proj.SCB"));
+    let why = find(without.collect()).unwrap_err();
+    assert!(why.contains("holds no tensor `model.layers.0.self_attn.q_proj.SCB`"), "{why}");
+}
+
 /// Merging into a folder of codes gives the dequantised numbers plus the product of PEFT's adapter.
 #[test]
 fn an_adapter_is_merged_into_the_original_or_the_dequantised_weights_and_it_is_said_which() {
@@ -339,6 +415,9 @@ fn an_adapter_is_merged_into_the_original_or_the_dequantised_weights_and_it_is_s
         ("llama", "llama", MergedInto::Original),
         ("llama-nf4", "llama", MergedInto::Dequantised),
         ("gpt2-nf4", "gpt2", MergedInto::Dequantised),
+        ("llama-int8", "llama", MergedInto::Dequantised),
+        ("gpt2-int8", "gpt2", MergedInto::Dequantised),
+        ("llama-nf4-single", "llama", MergedInto::Dequantised),
     ] {
         let home = tempfile::tempdir().unwrap();
         let out = home.path().join("merged");
@@ -357,7 +436,9 @@ fn an_adapter_is_merged_into_the_original_or_the_dequantised_weights_and_it_is_s
         let most = if into == MergedInto::Original { 2e-3 } else { 1e-5 };
         assert!((whole - apart).abs() < most * apart, "{folder}: {whole} {apart}");
         let files = ModelFolder::open(&out).unwrap();
-        assert!(files.names().all(|name| !name.contains("absmax") && !name.contains("quant")), "{folder}");
+        let belongs =
+            |name: &str| ["absmax", "quant", "SCB", "weight_format"].iter().any(|part| name.contains(part));
+        assert!(!files.names().any(belongs), "{folder}");
     }
 }
 

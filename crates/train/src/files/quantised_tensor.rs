@@ -7,6 +7,7 @@
 //! <module>.weight.quant_state.bitsandbytes__nf4 u8, a JSON object: shape, element type, sizes of blocks, offset
 //! <module>.weight.quant_map, .nested_quant_map  f32, the tables, which are always the same
 //! <module>.weight, <module>.SCB                 i8 and f32, where codes have eight bits
+//! <module>.weight_format                        u8, the order of these codes: 0 is by rows
 //! ```
 //!
 //! Nothing in the folder is trusted: shapes, block sizes and tables must be those known here.
@@ -24,9 +25,8 @@ const STATE: &str = ".quant_state.bitsandbytes__nf4";
 const STATE_BYTES: u64 = 64 << 10;
 /// How far the tables of a file may be from ours: roundings of another machine.
 const TABLE_ROUNDING: f32 = 1e-6;
-/// Ends of the names of tensors that belong to a quantised weight.
-const BELONGING: [&str; 6] =
-    [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE, ".weight_format"];
+/// Ends of the names of tensors that belong to a 4-bit weight.
+const BELONGING: [&str; 5] = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE];
 
 /// The description of a 4-bit weight.
 #[derive(Deserialize)]
@@ -151,13 +151,30 @@ impl<'a> QuantisedTensor<'a> {
             }
         }
         match self.form {
-            Quantised::Int8 => Ok(()),
+            Quantised::Int8 => self.check_order(),
             Quantised::Nf4 => self.check_table(".quant_map", &NF4),
             Quantised::Nf4Double => {
                 self.check_table(".quant_map", &NF4)?;
                 self.check_table(".nested_quant_map", &SCALES.numbers)
             }
         }
+    }
+
+    /// Codes of eight bits must lie by rows. Releases of bitsandbytes before 0.45 could save them in the tiles of a GPU's
+    /// products, and said so in a number beside them; the earliest wrote no number, and only rows.
+    fn check_order(&self) -> Result<(), FileError> {
+        let name = format!("{}.weight_format", self.module());
+        let Some((file, name)) = self.folder.find([name.as_str()]) else { return Ok(()) };
+        let mut order = [0];
+        file.read_bytes(name, 0, &mut order)?;
+        if order == [0] {
+            return Ok(());
+        }
+        let why = format!(
+            "holds `{name}` = {}, codes in an order of GPUs; save the model with bitsandbytes 0.45 or later, which writes 0",
+            order[0]
+        );
+        Err(FileError::wrong(file.path(), why))
     }
 
     fn check_table(&self, suffix: &str, known: &[f32]) -> Result<(), FileError> {
@@ -180,7 +197,7 @@ impl<'a> QuantisedTensor<'a> {
     /// The tensor of a range, by the suffix of the weight's name in the arena.
     fn part(&self, suffix: &str) -> Result<(&'a TensorFile, String), FileError> {
         let name = match suffix {
-            ".SCB" => format!("{}.SCB", self.name.trim_end_matches(".weight")),
+            ".SCB" => format!("{}.SCB", self.module()),
             _ => format!("{}{suffix}", self.name),
         };
         let found = self.folder.find([name.as_str()]).map(|(file, _)| file);
@@ -243,9 +260,14 @@ impl<'a> QuantisedTensor<'a> {
         Ok(scales)
     }
 
+    /// The name of the layer that it belongs to.
+    fn module(&self) -> &str {
+        self.name.trim_end_matches(".weight")
+    }
+
     /// Names of the tensors that are parts of it.
     pub(crate) fn names(&self) -> impl Iterator<Item = String> {
-        let module = self.name.trim_end_matches(".weight");
+        let module = self.module();
         let beside = BELONGING.iter().map(|suffix| format!("{}{suffix}", self.name));
         let ends = [self.name.clone(), format!("{module}.SCB"), format!("{module}.weight_format")];
         ends.into_iter().chain(beside).collect::<Vec<String>>().into_iter()
