@@ -5,8 +5,6 @@
 use std::fs::File;
 use std::path::Path;
 
-use serde_json::{Map, Value as Json};
-
 use super::DataError;
 use super::record::Record;
 
@@ -25,8 +23,9 @@ mod reader {
     use parquet::record::reader::{ReaderIter, TreeBuilder};
     use parquet::record::{self, Field};
     use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type, TypePtr};
+    use serde_json::{Map, Value as Json};
 
-    use super::{DataError, File, Json, Map, Path, Record, unreadable};
+    use super::{DataError, File, Path, Record, unreadable};
     use crate::data::exact_json::float;
     use crate::data::sample::COLUMNS;
     use crate::panics::caught;

@@ -58,7 +58,7 @@ impl Run<'_> {
                 Some(text) if numbers::whole(item).is_some() => {
                     self.meter.pass(text.len())?;
                     let found = at(text.chars().count()).and_then(|at| text.chars().nth(at));
-                    found.map(|found| Value::text(found.encode_utf8(&mut [0; 4])))
+                    found.map(|found| other.alike(Text::from(&*found.encode_utf8(&mut [0; 4]))))
                 }
                 _ => None,
             },
@@ -100,7 +100,19 @@ impl Run<'_> {
                 Some(Value::Method(Rc::new((json.inside.clone(), name.into()))))
             }
             _ if has_method(value, name) => Some(Value::Method(Rc::new((value.clone(), name.into())))),
-            _ => None,
+            _ => part_of(value, name),
         })
+    }
+}
+
+/// The parts of a number that Python gives names: all numbers are complex ones, and whole ones are fractions.
+fn part_of(number: &Value, name: &str) -> Option<Value> {
+    match (name, numbers::whole(number), number) {
+        ("real" | "numerator", Some(whole), _) => Some(Value::Int(whole)),
+        ("imag", Some(_), _) => Some(Value::Int(0)),
+        ("denominator", Some(_), _) => Some(Value::Int(1)),
+        ("real", None, Value::Float(float)) => Some(Value::Float(*float)),
+        ("imag", None, Value::Float(_)) => Some(Value::Float(0.0)),
+        _ => None,
     }
 }

@@ -9,7 +9,8 @@ use super::value::numbers;
 use super::value::{Text, Value};
 
 impl Run<'_> {
-    pub(super) fn braces(&mut self, format: &str, given: Given) -> Answer<Value> {
+    /// The text of `format.format(…)`. What is put into a safe format is escaped.
+    pub(super) fn braces(&mut self, format: &str, safe: bool, given: Given) -> Answer<Value> {
         let mut pen = Pen::new(&self.meter);
         let (mut rest, mut next) = (format, 0);
         while let Some(at) = rest.find(['{', '}']) {
@@ -22,16 +23,16 @@ impl Run<'_> {
             }
             let end = closing(behind).filter(|_| brace == "{");
             let end = end.ok_or_else(|| Fault::new("a format has a brace alone"))?;
-            let text = self.field(&behind[..end], &given, &mut next)?;
+            let text = self.field(&behind[..end], safe, &given, &mut next)?;
             pen.push(&text)?;
             rest = &behind[end + 1..];
         }
         pen.push(rest)?;
-        Ok(Value::Text(pen.into()))
+        Ok(if safe { Value::Markup(pen.into()) } else { Value::Text(pen.into()) })
     }
 
     /// The text of one field: `name!conversion:spec`.
-    fn field(&mut self, field: &str, given: &Given, next: &mut usize) -> Answer<Text> {
+    fn field(&mut self, field: &str, safe: bool, given: &Given, next: &mut usize) -> Answer<Text> {
         self.meter.work(1)?;
         let (place, spec) = field.split_once(':').unwrap_or((field, ""));
         let (place, conversion) = match place.split_once('!') {
@@ -45,22 +46,30 @@ impl Run<'_> {
             Some("r" | "a") => Value::Text(self.repr(&value)?),
             Some(_) => return Err(Fault::new("a format has an unknown conversion")),
         };
-        if spec.contains('{') {
-            let spec = self.braces_inside(spec, given, next)?;
-            return self.spec(&value, &spec);
+        let inner =
+            if spec.contains('{') { self.braces_inside(spec, safe, given, next)? } else { spec.into() };
+        if !safe {
+            return self.spec(&value, &inner);
         }
-        self.spec(&value, spec)
+        if !value.is_safe() {
+            let text = Value::Text(self.spec(&value, &inner)?);
+            return self.safe(&text);
+        }
+        if !inner.is_empty() {
+            return Err(Fault::new("a safe text in a safe format cannot be padded"));
+        }
+        self.str(&value)
     }
 
     /// A spec whose own fields are filled, one level deep as in Python.
-    fn braces_inside(&mut self, spec: &str, given: &Given, next: &mut usize) -> Answer<String> {
+    fn braces_inside(&mut self, spec: &str, safe: bool, given: &Given, next: &mut usize) -> Answer<String> {
         let (mut made, mut rest) = (String::new(), spec);
         while let Some((before, behind)) = rest.split_once('{') {
             made.push_str(before);
             let (place, after) =
                 behind.split_once('}').ok_or_else(|| Fault::new("a format has a brace alone"))?;
             let value = self.placed(place, given, next)?;
-            made.push_str(&self.str(&value)?);
+            made.push_str(&if safe { self.safe(&value)? } else { self.str(&value)? });
             self.meter.pass(made.len())?;
             rest = after;
         }

@@ -68,7 +68,7 @@ impl<'a> Run<'a> {
             Value::Joiner(joiner) => {
                 given.none("joiner")?;
                 let first = !joiner.1.replace(true);
-                Ok(Value::Text(if first { Text::from("") } else { joiner.0.clone() }))
+                Ok(if first { Value::text("") } else { joiner.0.clone() })
             }
             Value::Undefined(Missing::Variable(name)) => Err(function_fault(name)),
             Value::Undefined(missing) => Err(missing.fault()),
@@ -166,10 +166,7 @@ impl<'a> Run<'a> {
             }
             Function::Joiner => {
                 let [separator] = given.bind("joiner", ["sep"])?;
-                let separator = match separator {
-                    Some(separator) => self.str(&separator)?,
-                    None => Text::from(", "),
-                };
+                let separator = self.soft(separator.unwrap_or_else(|| Value::text(", ")))?;
                 Ok(Value::Joiner(Rc::new((separator, Cell::new(false)))))
             }
             Function::Lipsum => Err(Fault::of_template(

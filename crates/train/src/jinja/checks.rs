@@ -151,7 +151,7 @@ fn is_of_kind(name: &str, value: &Value) -> Option<bool> {
                 | Value::Loop(_)
                 | Value::Joiner(_)
         ),
-        "escaped" => matches!(value, Value::Markup(_)),
+        "escaped" => value.is_safe(),
         _ => return None,
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! All of Jinja2's except `random`: a rendering must be the same each time.
 
-mod markup;
+pub(super) mod markup;
 mod sequences;
 mod texts;
 mod wrap;

@@ -5,6 +5,7 @@ mod texts;
 use super::calls::Given;
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
+use super::safe;
 use super::value::numbers;
 use super::value::{Missing, Value, View};
 
@@ -25,6 +26,7 @@ pub(super) fn has_method(value: &Value, name: &str) -> bool {
         Value::Int(_) | Value::Bool(_) => name == "bit_length",
         Value::Float(_) => name == "is_integer",
         Value::Cycler(_) => ["next", "reset"].contains(&name),
+        Value::Markup(_) if safe::NAMES.contains(&name) => true,
         other => other.as_text().is_some() && texts::NAMES.contains(&name),
     }
 }
@@ -66,6 +68,7 @@ impl Run<'_> {
                 let number = numbers::whole(receiver).unwrap_or(0).unsigned_abs();
                 Ok(Value::Int(i128::from(128 - number.leading_zeros())))
             }
+            Value::Markup(text) => self.safe_method(text, name, given),
             other => match other.as_text() {
                 Some(text) => self.text_method(text, name, given),
                 None => Err(Value::attribute_fault(receiver, name)),

@@ -5,10 +5,9 @@ use std::rc::Rc;
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
 use super::meter::Pen;
-use super::show::escaped;
 use super::syntax::Operator;
 use super::value::numbers;
-use super::value::{Items, PER_ITEM, Text, Value};
+use super::value::{Items, PER_ITEM, Value};
 
 impl Run<'_> {
     pub(super) fn combine(&mut self, operator: Operator, left: &Value, right: &Value) -> Answer<Value> {
@@ -30,7 +29,7 @@ impl Run<'_> {
                         Value::Tuple(items) => items.to_vec(),
                         other => vec![other.clone()],
                     };
-                    self.percent(format, &values, right)
+                    self.percent(format, left.is_safe(), &values, right)
                 }
                 None => Err(impossible(operator, left, right)),
             },
@@ -46,17 +45,10 @@ impl Run<'_> {
         match (left, right) {
             (Value::List(a), Value::List(b)) => self.list(joined(a, b)?),
             (Value::Tuple(a), Value::Tuple(b)) => self.tuple(joined(a, b)?),
-            (Value::Markup(a), _) | (_, Value::Markup(a)) => {
-                let other = if matches!(left, Value::Markup(_)) { right } else { left };
-                let Some(text) = other.as_text() else { return Err(impossible(Operator::Add, left, right)) };
-                let safe = if matches!(other, Value::Markup(_)) {
-                    Text::from(text)
-                } else {
-                    escaped(text, &self.meter)?
-                };
+            (Value::Markup(_), other) | (other, Value::Markup(_)) if other.as_text().is_some() => {
                 let mut pen = Pen::new(&self.meter);
-                let first = if matches!(left, Value::Markup(_)) { [a, &safe] } else { [&safe, a] };
-                first.into_iter().try_for_each(|part| pen.push(part))?;
+                pen.push(&self.safe(left)?)?;
+                pen.push(&self.safe(right)?)?;
                 Ok(Value::Markup(pen.into()))
             }
             _ => match (left.as_text(), right.as_text()) {
@@ -87,7 +79,7 @@ impl Run<'_> {
                 Some(text) => {
                     let mut pen = Pen::new(&self.meter);
                     pen.repeat(text, times)?;
-                    Ok(Value::Text(pen.into()))
+                    Ok(value.alike(pen.into()))
                 }
                 None => Err(Fault::new(format!("{} cannot be repeated", value.kind()))),
             },

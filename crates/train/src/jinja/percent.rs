@@ -19,8 +19,14 @@ pub(super) struct Field {
 
 impl Run<'_> {
     /// The text of `format % values`. A tuple gives the values in their order; if the fields of the format have names, they
-    /// are looked up in the dictionary `whole`.
-    pub(super) fn percent(&mut self, format: &str, values: &[Value], whole: &Value) -> Answer<Value> {
+    /// are looked up in the dictionary `whole`. What is put into a safe format is escaped.
+    pub(super) fn percent(
+        &mut self,
+        format: &str,
+        safe: bool,
+        values: &[Value],
+        whole: &Value,
+    ) -> Answer<Value> {
         let mut pen = Pen::new(&self.meter);
         let (mut rest, mut next, mut by_name) = (format, 0, false);
         while let Some(at) = rest.find('%') {
@@ -39,22 +45,45 @@ impl Run<'_> {
                 next += 1;
                 values.get(next - 1).cloned().ok_or_else(|| Fault::new("a format has too few values"))
             };
-            let field = behind.field(&mut take)?;
+            let width = || Err(Fault::new("`*` in a format needs a whole number"));
+            let field = behind.field(&mut || if safe { width() } else { take() })?;
             let kind = behind.next().ok_or_else(|| Fault::new("a format ends within a field"))?;
             if kind == '%' {
                 pen.push("%")?;
             } else {
                 let value = value.map_or_else(take, Ok)?;
-                let text = self.percent_field(kind, &field, &value)?;
+                let text = if safe {
+                    self.safe_field(kind, &field, &value)?
+                } else {
+                    self.percent_field(kind, &field, &value)?
+                };
                 self.pad_field(&text, &field, matches!(kind, 's' | 'r' | 'a' | 'c'), &mut pen)?;
             }
             rest = behind.0;
         }
         pen.push(rest)?;
-        if next < values.len() && !by_name && !matches!(whole, Value::Dict(_)) {
+        if next < values.len() && !by_name && !matches!(whole, Value::Dict(_) | Value::List(_)) {
             return Err(Fault::new("a format has more values than fields"));
         }
-        Ok(Value::Text(pen.into()))
+        Ok(if safe { Value::Markup(pen.into()) } else { Value::Text(pen.into()) })
+    }
+
+    /// A field of a safe format. There `markupsafe` hides every value behind one that has a text and is a number only when
+    /// asked to become one.
+    fn safe_field(&mut self, kind: char, field: &Field, value: &Value) -> Answer<Text> {
+        let number = match (kind, value.as_text()) {
+            ('s', _) => return self.percent_field('s', field, &Value::Text(self.safe(value)?)),
+            ('r' | 'a', _) => {
+                let text = Value::Text(self.repr(value)?);
+                return self.percent_field('s', field, &Value::Text(self.safe(&text)?));
+            }
+            ('d' | 'i' | 'u', Some(text)) => numbers::parse_whole(text, 10).map(Value::Int),
+            ('f' | 'F' | 'e' | 'E' | 'g' | 'G', Some(text)) => numbers::parse_float(text).map(Value::Float),
+            ('d' | 'i' | 'u' | 'f' | 'F' | 'e' | 'E' | 'g' | 'G', None) => Some(value.clone()),
+            _ => None,
+        };
+        let wrong = || Fault::new(format!("`%{kind}` of a safe text does not take {}", value.kind()));
+        self.percent_field(kind, field, &number.ok_or_else(wrong)?)
     }
 
     fn percent_field(&mut self, kind: char, field: &Field, value: &Value) -> Answer<Text> {

@@ -3,7 +3,7 @@
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
 use super::value::numbers;
-use super::value::{Span, Value};
+use super::value::{Span, Text, Value};
 
 /// The place an index means in a list of this length; negative ones count from its end.
 pub(super) fn place(index: i128, len: usize) -> Option<usize> {
@@ -71,8 +71,8 @@ impl Run<'_> {
             other => match other.as_text() {
                 Some(text) => {
                     self.meter.pass(text.len())?;
-                    let sliced = sliced(text, bounds)?;
-                    self.text(sliced)
+                    let sliced = Text::made(sliced(text, bounds)?, &self.meter)?;
+                    Ok(other.alike(sliced))
                 }
                 None => Err(Fault::new(format!("{} cannot be sliced", value.kind()))),
             },

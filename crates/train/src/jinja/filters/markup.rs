@@ -3,11 +3,13 @@
 //! Named HTML entities are known for Latin-1 only; HTML allows these without a semicolon. A text with another named
 //! entity is refused, since it would render differently from Python.
 
+use std::rc::Rc;
+
 use super::super::calls::Given;
 use super::super::characters::is_space;
 use super::super::fault::{Answer, Fault};
 use super::super::interpreter::Run;
-use super::super::meter::Pen;
+use super::super::meter::{Meter, Pen};
 use super::super::show::escaped;
 use super::super::value::numbers;
 use super::super::value::{Text, Value};
@@ -38,27 +40,7 @@ const MOST_NAME: usize = 32;
 impl Run<'_> {
     pub(super) fn striptags(&mut self, value: &Value, given: Given) -> Answer<Value> {
         given.none("striptags")?;
-        let text = self.str(value)?;
-        let mut bare = Pen::new(&self.meter);
-        let mut left: &str = &text;
-        while let Some(start) = left.find('<') {
-            let end = match left[start..].strip_prefix("<!--") {
-                Some(comment) => comment.find("-->").map(|at| start + 4 + at + 3),
-                None => left[start..].find('>').map(|at| start + at + 1),
-            };
-            let Some(end) = end else { break };
-            bare.push(&left[..start])?;
-            left = &left[end..];
-        }
-        bare.push(left)?;
-        let mut spaced = Pen::new(&self.meter);
-        for (at, word) in bare.text().split(is_space).filter(|word| !word.is_empty()).enumerate() {
-            spaced.push(if at > 0 { " " } else { "" })?;
-            spaced.push(word)?;
-        }
-        let mut pen = Pen::new(&self.meter);
-        unescape(spaced.text(), &mut pen)?;
-        Ok(Value::Text(pen.into()))
+        bare(&self.str(value)?, &self.meter)
     }
 
     pub(super) fn urlize(&mut self, value: &Value, given: Given) -> Answer<Value> {
@@ -69,10 +51,7 @@ impl Run<'_> {
             attributes: self.link_attributes(nofollow, target, rel)?,
             schemes: self.schemes(schemes)?,
         };
-        let text = match value {
-            Value::Markup(text) => text.clone(),
-            other => escaped(&self.str(other)?, &self.meter)?,
-        };
+        let text = self.safe(value)?;
         let mut pen = Pen::new(&self.meter);
         let mut left: &str = &text;
         while !left.is_empty() {
@@ -102,8 +81,7 @@ impl Run<'_> {
         parts.dedup();
         let mut attributes = format!(" rel=\"{}\"", &*escaped(&parts.join(" "), &self.meter)?);
         if let Some(target) = target.filter(Value::is_true) {
-            let target = self.str(&target)?;
-            attributes += &format!(" target=\"{}\"", &*escaped(&target, &self.meter)?);
+            attributes += &format!(" target=\"{}\"", &*self.safe(&target)?);
         }
         Ok(attributes)
     }
@@ -119,6 +97,35 @@ impl Run<'_> {
             None => Ok(schemes),
         }
     }
+}
+
+/// A text without its tags, with single blanks.
+pub(in crate::jinja) fn bare(text: &str, meter: &Rc<Meter>) -> Answer<Value> {
+    let mut bare = Pen::new(meter);
+    let mut left: &str = text;
+    while let Some(start) = left.find('<') {
+        let end = match left[start..].strip_prefix("<!--") {
+            Some(comment) => comment.find("-->").map(|at| start + 4 + at + 3),
+            None => left[start..].find('>').map(|at| start + at + 1),
+        };
+        let Some(end) = end else { break };
+        bare.push(&left[..start])?;
+        left = &left[end..];
+    }
+    bare.push(left)?;
+    let mut spaced = Pen::new(meter);
+    for (at, word) in bare.text().split(is_space).filter(|word| !word.is_empty()).enumerate() {
+        spaced.push(if at > 0 { " " } else { "" })?;
+        spaced.push(word)?;
+    }
+    unescaped(spaced.text(), meter)
+}
+
+/// A text with its named and numbered characters as themselves.
+pub(in crate::jinja) fn unescaped(text: &str, meter: &Rc<Meter>) -> Answer<Value> {
+    let mut pen = Pen::new(meter);
+    unescape(text, &mut pen)?;
+    Ok(Value::Text(pen.into()))
 }
 
 /// How links are written.

@@ -54,14 +54,18 @@ impl Run<'_> {
                     return Err(Fault::new("a generator has no last item"));
                 }
                 let last = self.items(&value)?.pop();
-                Ok(last.unwrap_or_else(|| empty("there is no last item")))
+                // Python takes the last item of a text by its place, and the first by going through the text.
+                match last {
+                    Some(Value::Text(last)) if value.is_safe() => Ok(Value::Markup(last)),
+                    last => Ok(last.unwrap_or_else(|| empty("there is no last item"))),
+                }
             }
             "reverse" => {
                 given.none(name)?;
                 let mut items = self.items(&value)?;
                 items.reverse();
                 match value.as_text() {
-                    Some(text) => self.text(text.chars().rev().collect()),
+                    Some(text) => Ok(value.alike(Text::made(text.chars().rev().collect(), &self.meter)?)),
                     None => Stream::made("reversed", items, &self.meter),
                 }
             }

@@ -5,8 +5,8 @@ use super::super::characters::is_space;
 use super::super::fault::{Answer, Fault};
 use super::super::interpreter::Run;
 use super::super::meter::Pen;
-use super::super::methods::lines;
 use super::super::show::escaped;
+use super::super::syntax::Operator;
 use super::super::value::numbers;
 use super::super::value::{Text, Value};
 
@@ -39,31 +39,31 @@ impl Run<'_> {
         match name {
             "string" => {
                 given.none(name)?;
-                if value.as_text().is_some() { Ok(value) } else { Ok(Value::Text(self.str(&value)?)) }
+                self.soft(value)
             }
             "safe" => {
                 given.none(name)?;
                 Ok(Value::Markup(self.str(&value)?))
             }
-            "e" | "escape" if matches!(value, Value::Markup(_)) => Ok(value),
+            "e" | "escape" if value.is_safe() => Ok(value),
             "e" | "escape" | "forceescape" => {
                 given.none(name)?;
                 let text = self.str(&value)?;
                 Ok(Value::Markup(escaped(&text, &self.meter)?))
             }
             "upper" | "lower" | "capitalize" => {
-                let text = Value::Text(self.str(&value)?);
+                let text = self.soft(value)?;
                 self.method(&text, name, given)
             }
             "trim" => {
                 let [characters] = given.bind(name, ["chars"])?;
-                let text = Value::Text(self.str(&value)?);
+                let text = self.soft(value)?;
                 let given = Given { positional: characters.into_iter().collect(), named: Vec::new() };
                 self.method(&text, "strip", given)
             }
             "center" => {
                 let [width] = given.bind(name, ["width"])?;
-                let text = Value::Text(self.str(&value)?);
+                let text = self.soft(value)?;
                 let width = width.unwrap_or(Value::Int(80));
                 self.method(&text, "center", Given { positional: vec![width], named: Vec::new() })
             }
@@ -104,50 +104,72 @@ impl Run<'_> {
     }
 
     fn format_filter(&mut self, value: &Value, given: Given) -> Answer<Value> {
-        let format = self.str(value)?;
+        let (format, safe) = (self.str(value)?, value.is_safe());
         if given.named.is_empty() {
             let values = self.tuple(given.positional)?;
             let Value::Tuple(items) = &values else { return Ok(values) };
-            return self.percent(&format, items, &values);
+            return self.percent(&format, safe, items, &values);
         }
         if !given.positional.is_empty() {
             return Err(Fault::new("`format` takes values by place or by name, not both"));
         }
         let pairs = given.named.into_iter().map(|(name, value)| (Value::Text(Text::Fixed(name)), value));
         let values = self.dict(pairs.collect())?;
-        self.percent(&format, std::slice::from_ref(&values), &values)
+        self.percent(&format, safe, std::slice::from_ref(&values), &values)
     }
 
+    /// Joins as Jinja2 does, step by step: which parts are escaped depends on which are safe.
     fn indent(&mut self, value: &Value, given: Given) -> Answer<Value> {
         let [width, first, blank] = given.bind("indent", ["width", "first", "blank"])?;
         let is_set = |value: Option<Value>| value.is_some_and(|value| value.is_true());
         let (first, blank) = (is_set(first), is_set(blank));
-        let Some(text) = value.as_text() else {
+        if value.as_text().is_none() {
             return Err(Fault::new(format!("`indent` needs a text, not {}", value.kind())));
+        }
+        let width = width.unwrap_or(Value::Int(4));
+        let mut margin = match numbers::whole(&width) {
+            _ if width.as_text().is_some() => width,
+            Some(width) => {
+                let mut blanks = Pen::new(&self.meter);
+                blanks.repeat(" ", usize::try_from(width.max(0)).unwrap_or(usize::MAX))?;
+                Value::Text(blanks.into())
+            }
+            None => return Err(Fault::new("`indent` needs a number or a text")),
         };
-        let mut margin = Pen::new(&self.meter);
-        match width {
-            Some(width) => match (width.as_text(), numbers::whole(&width)) {
-                (Some(text), _) => margin.push(text)?,
-                (_, Some(width)) => {
-                    margin.repeat(" ", usize::try_from(width.max(0)).unwrap_or(usize::MAX))?;
-                }
-                _ => return Err(Fault::new("`indent` needs a number or a text")),
-            },
-            None => margin.push("    ")?,
+        let mut end = Value::text("\n");
+        if value.is_safe() {
+            (margin, end) = (self.marked(margin)?, self.marked(end)?);
         }
-        let mut pen = Pen::new(&self.meter);
-        let whole = [text, "\n"].concat();
-        for (at, line) in lines(&whole, false).into_iter().enumerate() {
-            if at > 0 {
-                pen.push("\n")?;
+        let whole = self.combine(Operator::Add, value, &end)?;
+        let lines = self.method(&whole, "splitlines", Given::default())?;
+        let lines = self.items(&lines)?;
+        let mut made = if blank {
+            let between = self.combine(Operator::Add, &end, &margin)?;
+            self.joined(&between, lines)?
+        } else {
+            let mut lines = lines.into_iter();
+            let mut made = lines.next().unwrap_or_else(|| Value::text(""));
+            let rest = lines.map(|line| {
+                if line.is_true() { self.combine(Operator::Add, &margin, &line) } else { Ok(line) }
+            });
+            let rest = rest.collect::<Answer<Vec<Value>>>()?;
+            if !rest.is_empty() {
+                let rest = self.joined(&end, rest)?;
+                let rest = self.combine(Operator::Add, &end, &rest)?;
+                made = self.combine(Operator::Add, &made, &rest)?;
             }
-            if if at == 0 { first } else { blank || !line.is_empty() } {
-                pen.push(margin.text())?;
-            }
-            pen.push(line)?;
+            made
+        };
+        if first {
+            made = self.combine(Operator::Add, &margin, &made)?;
         }
-        Ok(Value::Text(pen.into()))
+        Ok(made)
+    }
+
+    /// `between.join(parts)`.
+    fn joined(&mut self, between: &Value, parts: Vec<Value>) -> Answer<Value> {
+        let parts = self.list(parts)?;
+        self.method(between, "join", Given { positional: vec![parts], named: Vec::new() })
     }
 
     fn truncate(&mut self, value: &Value, given: Given) -> Answer<Value> {
@@ -157,15 +179,16 @@ impl Run<'_> {
             None => usual,
         };
         let (length, leeway) = (number(length, 255), number(leeway, 5));
-        let end = match end {
-            Some(end) => self.str(&end)?,
-            None => Text::from("..."),
-        };
-        let Some(text) = value.as_text() else {
-            return Err(Fault::new(format!("`truncate` needs a text, not {}", value.kind())));
+        let end = end.unwrap_or_else(|| Value::text("..."));
+        let (Some(text), Some(ending)) = (value.as_text(), end.as_text()) else {
+            return Err(Fault::new(format!(
+                "`truncate` needs texts, not {} and {}",
+                value.kind(),
+                end.kind()
+            )));
         };
         self.meter.pass(text.len())?;
-        let Some(kept) = length.checked_sub(end.chars().count()) else {
+        let Some(kept) = length.checked_sub(ending.chars().count()) else {
             return Err(Fault::new("the length of `truncate` has no room for its end"));
         };
         if text.chars().count() <= length + leeway {
@@ -176,7 +199,8 @@ impl Run<'_> {
             Some(at) if !kill.is_some_and(|kill| kill.is_true()) => &cut[..at],
             _ => &cut,
         };
-        self.text([cut, &*end].concat())
+        let cut = value.alike(Text::made(cut.to_owned(), &self.meter)?);
+        self.combine(Operator::Add, &cut, &end)
     }
 
     fn url_encode(&mut self, value: &Value) -> Answer<Value> {
@@ -214,11 +238,11 @@ impl Run<'_> {
             if matches!(value, Value::None | Value::Undefined(_)) {
                 continue;
             }
-            let (key, value) = (self.str(key)?, self.str(value)?);
-            if key.contains(|c: char| is_space(c) || "/>=".contains(c)) {
-                return Err(Fault::new(format!("`{}` cannot be an attribute", &*key)));
+            let name = self.str(key)?;
+            if name.contains(|c: char| is_space(c) || "/>=".contains(c)) {
+                return Err(Fault::new(format!("`{}` cannot be an attribute", &*name)));
             }
-            let (key, value) = (escaped(&key, &self.meter)?, escaped(&value, &self.meter)?);
+            let (key, value) = (self.safe(key)?, self.safe(value)?);
             for part in [separator, &*key, "=\"", &*value, "\""] {
                 pen.push(part)?;
             }

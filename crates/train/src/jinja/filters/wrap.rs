@@ -9,8 +9,9 @@ use super::super::fault::{Answer, Fault};
 use super::super::interpreter::Run;
 use super::super::meter::Pen;
 use super::super::methods::lines;
+use super::super::show::escaped;
+use super::super::value::Value;
 use super::super::value::numbers;
-use super::super::value::{Text, Value};
 
 /// How lines are broken.
 #[derive(Clone, Copy)]
@@ -31,9 +32,10 @@ impl Run<'_> {
         let width = width.ok_or_else(|| Fault::new("`wordwrap` needs a width above 0"))?;
         let manner = Manner { width, break_words: is_set(break_words), break_hyphens: is_set(break_hyphens) };
         let between = match between {
-            None | Some(Value::None) => Text::from("\n"),
-            Some(between) => self.str(&between)?,
+            None | Some(Value::None) => Value::text("\n"),
+            Some(between) => self.soft(between)?,
         };
+        let end = self.str(&between)?;
         let Some(text) = value.as_text() else {
             return Err(Fault::new(format!("`wordwrap` needs a text, not {}", value.kind())));
         };
@@ -42,16 +44,21 @@ impl Run<'_> {
         let mut pen = Pen::new(&self.meter);
         for (at, line) in lines(text, false).into_iter().enumerate() {
             if at > 0 {
-                pen.push(&between)?;
+                pen.push(&end)?;
             }
             for (at, part) in wrapped(line, manner).into_iter().enumerate() {
                 if at > 0 {
-                    pen.push(&between)?;
+                    pen.push(&end)?;
                 }
-                pen.push(&part)?;
+                // A safe end makes the whole safe; the lines are plain by then.
+                if between.is_safe() {
+                    pen.push(&escaped(&part, &self.meter)?)?;
+                } else {
+                    pen.push(&part)?;
+                }
             }
         }
-        Ok(Value::Text(pen.into()))
+        Ok(between.alike(pen.into()))
     }
 }
 

@@ -56,7 +56,7 @@ pub(super) const NAMES: &[&str] = &[
 ];
 
 impl Run<'_> {
-    pub(super) fn text_method(&mut self, text: &str, name: &str, given: Given) -> Answer<Value> {
+    pub(in crate::jinja) fn text_method(&mut self, text: &str, name: &str, given: Given) -> Answer<Value> {
         self.meter.pass(text.len())?;
         if let Some(answer) = property(text, name) {
             given.none(name)?;
@@ -106,17 +106,27 @@ impl Run<'_> {
             }
             "center" | "ljust" | "rjust" | "zfill" => self.pad(text, name, given),
             "expandtabs" => self.expand_tabs(text, given),
-            "format" => self.braces(text, given),
-            _ => {
-                let [mapping] = given.bind(name, ["mapping"])?;
-                let Some(Value::Dict(dict)) = mapping else {
-                    return Err(Fault::new("`format_map` needs a dictionary"));
-                };
-                let named =
-                    dict.iter().filter_map(|(key, value)| Some((key.as_text()?.into(), value.clone())));
-                self.braces(text, Given { positional: Vec::new(), named: named.collect() })
-            }
+            _ => self.formatted(text, false, name, given),
         }
+    }
+
+    /// `format` and `format_map`, of a text that is safe or not.
+    pub(in crate::jinja) fn formatted(
+        &mut self,
+        text: &str,
+        safe: bool,
+        name: &str,
+        given: Given,
+    ) -> Answer<Value> {
+        if name == "format" {
+            return self.braces(text, safe, given);
+        }
+        let [mapping] = given.bind(name, ["mapping"])?;
+        let Some(Value::Dict(dict)) = mapping else {
+            return Err(Fault::new("`format_map` needs a dictionary"));
+        };
+        let named = dict.iter().filter_map(|(key, value)| Some((key.as_text()?.into(), value.clone())));
+        self.braces(text, safe, Given { positional: Vec::new(), named: named.collect() })
     }
 
     fn split(&mut self, text: &str, name: &str, given: Given) -> Answer<Value> {
@@ -195,6 +205,12 @@ impl Run<'_> {
         let width = width.as_ref().and_then(numbers::whole);
         let width = width.ok_or_else(|| Fault::new(format!("`{name}` needs a width")))?;
         let fill = optional(fill.as_ref(), name)?.unwrap_or(if name == "zfill" { "0" } else { " " });
+        if fill.chars().count() != 1 {
+            return Err(Fault::new(format!(
+                "`{name}` fills with one character, not with {}",
+                fill.escape_debug()
+            )));
+        }
         let len = text.chars().count();
         let missing = usize::try_from(width).unwrap_or(0).saturating_sub(len);
         let left = match name {

@@ -51,7 +51,7 @@ pub(crate) enum Value {
     Method(Rc<(Value, Arc<str>)>),
     Function(Function),
     Cycler(Rc<(Rc<Items>, Cell<usize>)>),
-    Joiner(Rc<(Text, Cell<bool>)>),
+    Joiner(Rc<(Value, Cell<bool>)>),
 }
 
 /// A text, of the template and its data or made while it runs.
@@ -308,6 +308,16 @@ impl Value {
             Value::Json(json) => Some(&json.text),
             _ => None,
         }
+    }
+
+    /// Whether it is a text that is marked as safe.
+    pub(in crate::jinja) fn is_safe(&self) -> bool {
+        matches!(self, Value::Markup(_))
+    }
+
+    /// A text that was made of this one: safe if this one is.
+    pub(in crate::jinja) fn alike(&self, text: Text) -> Value {
+        if self.is_safe() { Value::Markup(text) } else { Value::Text(text) }
     }
 
     /// The value inside a JSON text; other values are returned unchanged.
