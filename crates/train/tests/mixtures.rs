@@ -15,6 +15,8 @@ use plimsoll_plan::{Role, Strategy};
 use plimsoll_train::files::{ModelFolder, ModelFormat};
 use plimsoll_train::{Model, Options, Run};
 
+#[path = "mixtures/alone.rs"]
+mod alone;
 #[path = "mixtures/broken.rs"]
 mod broken;
 mod support;
