@@ -18,6 +18,8 @@ use tempfile::TempDir;
 mod support;
 use support::{distance, lasting_bits};
 
+#[path = "ranks/experts.rs"]
+mod experts;
 #[path = "ranks/planned.rs"]
 mod planned;
 #[path = "ranks/stages.rs"]
@@ -153,32 +155,6 @@ fn ranks_train_adapters_with_dropout_as_one_does() {
         lora_dropout: Some(0.2),
         ..settings(folder.path(), ranks)
     });
-}
-
-#[test]
-fn ranks_train_experts_as_one_does_and_count_the_load_of_all() {
-    let folder = folder();
-    let of = |ranks| {
-        train(&RawConfig {
-            config: None,
-            model: Some("s-moe".into()),
-            layers: Some(1),
-            max_steps: Some(2),
-            ..settings(folder.path(), ranks)
-        })
-    };
-    let (one, two) = (of(1), of(2));
-    for (loss, expected) in two.losses.iter().zip(&one.losses) {
-        assert!((loss - expected).abs() <= 2e-6 * expected, "{loss} {expected}");
-    }
-    let load = |trained: &Trained| trained.session.trainer().experts().unwrap().unwrap();
-    assert_eq!(load(&two), load(&one));
-    assert_eq!((two.balances.len(), one.balances.len()), (2, 2));
-    for (balance, expected) in two.balances.iter().zip(&one.balances) {
-        assert!((balance - expected).abs() <= 1e-5 * expected, "balance {balance} {expected}");
-    }
-    let apart = apart(&two.session, &one.session);
-    assert!(apart <= 1e-5, "weights are {apart} apart");
 }
 
 #[test]
