@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod prototypes;
 mod support;
 
 use plimsoll_cuda::lower::{DocumentForm, Limits};

@@ -14,16 +14,22 @@ use super::lowering::Operand;
 use super::place::Place;
 
 /// One place that a step touches.
-struct Touch {
-    place: Place,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// The first byte.
+    pub place: Place,
     /// Bytes from there, where the step says how many.
-    bytes: Option<u64>,
-    access: Access,
+    pub bytes: Option<u64>,
+    /// What is done to them.
+    pub access: Access,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+/// What a step does to bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It reads them.
     Reads,
+    /// It writes them.
     Writes,
     /// A kernel's argument: the kernel knows.
     Either,
@@ -110,7 +116,8 @@ fn within(range: &Range<u64>, region: &Range<u64>) -> bool {
     range.start >= region.start && range.end <= region.end
 }
 
-fn touches(step: &StreamStep, library: &dyn Library) -> Vec<Touch> {
+/// Every place that a step touches; of a launch, one for each of its pointers, in their order.
+pub fn touches(step: &StreamStep, library: &dyn Library) -> Vec<Touch> {
     let touch = |place: Place, bytes: u64, access| Touch { place, bytes: Some(bytes), access };
     match step {
         StreamStep::Launch(launch) => {

@@ -38,7 +38,7 @@ mod updates;
 use plimsoll_exec::ExecError;
 use plimsoll_graph::{Op, Type};
 
-pub use footprint::check;
+pub use footprint::{Access, Touch, check, touches};
 pub use launch::{Arg, Check, Launch, StreamStep};
 pub use library::{
     Addend, Attention, AttentionShape, AttentionTensor, Library, NoLibrary, Product, RankExchange, Signature,

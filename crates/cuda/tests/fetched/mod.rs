@@ -1,5 +1,7 @@
 //! Libraries that scripts have fetched into the folder of caches, and a printed note where they are missing.
 
+#![allow(dead_code, reason = "each test file uses its own part")]
+
 use std::io::Write;
 use std::path::PathBuf;
 

@@ -13,12 +13,14 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
 use libloading::Library;
-use plimsoll_cuda::kernels::{KernelSource, SOURCES, headers};
+use plimsoll_cuda::kernels::{KernelSource, SOURCES};
 use plimsoll_cuda::lower::{Arg, Check, Launch, Limits, LoweredSchedule, NoLibrary, StreamStep};
 use plimsoll_cuda::{Rates, facts};
 use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
 use plimsoll_plan::{Facts, Runnable, Space};
+
+use super::prototypes::{Preprocessor, compiler_is_there, host_folder, run};
 
 type Call = unsafe extern "C" fn(*mut *mut c_void);
 
@@ -36,21 +38,18 @@ pub(crate) fn host_kernels() -> Option<&'static HostKernels> {
 }
 
 fn build() -> Option<HostKernels> {
-    if Command::new("g++").arg("--version").output().is_err() {
+    if !compiler_is_there() {
         // Past the capture of the test's output.
         let said = b"\n*** NOT RUN: kernels on the host: there is no g++ here ***\n";
         std::io::stderr().write_all(said).unwrap();
         return None;
     }
     let folder = tempfile::tempdir().unwrap();
-    for (name, text) in headers() {
-        fs::write(folder.path().join(name), text).unwrap();
-    }
-    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/host");
-    let mut objects = vec![compile(folder.path(), &host, &host.join("fibers.cpp"))];
+    let preprocessor = Preprocessor::new(folder.path());
+    let mut objects = vec![compile(&preprocessor, &host_folder().join("fibers.cpp"))];
     let (early, late) = SOURCES.split_at(SOURCES.len() / 2);
     let several = |sources: &[KernelSource]| -> Vec<PathBuf> {
-        sources.iter().map(|source| compile_source(folder.path(), &host, source)).collect()
+        sources.iter().map(|source| compile_source(&preprocessor, source)).collect()
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| several(late));
@@ -63,11 +62,11 @@ fn build() -> Option<HostKernels> {
 }
 
 /// A file of kernels, compiled together with a table of their names and addresses.
-fn compile_source(folder: &Path, host: &Path, source: &KernelSource) -> PathBuf {
-    let file = folder.join(format!("{}.cpp", source.name));
-    fs::write(&file, format!("#include \"cuda_on_host.h\"\n{}", source.text)).unwrap();
-    let rows: Vec<String> = kernel_names(folder, host, &file)
+fn compile_source(preprocessor: &Preprocessor, source: &KernelSource) -> PathBuf {
+    let (kernels, file) = preprocessor.kernels(source);
+    let rows: Vec<String> = kernels
         .iter()
+        .map(|kernel| &kernel.name)
         .map(|name| format!("    {{\"{name}\", [](void** args) {{ host_call({name}, args); }}}},\n"))
         .collect();
     let table = format!(
@@ -78,31 +77,15 @@ fn compile_source(folder: &Path, host: &Path, source: &KernelSource) -> PathBuf 
         source.name
     );
     fs::write(&file, table).unwrap();
-    compile(folder, host, &file)
+    compile(preprocessor, &file)
 }
 
-const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wno-unknown-pragmas", "-x"];
-
-fn compile(folder: &Path, host: &Path, file: &Path) -> PathBuf {
-    let object = folder.join(file.file_name().unwrap()).with_extension("o");
-    let includes = [format!("-I{}", folder.display()), format!("-I{}", host.display())];
-    run(Command::new("g++").args(FLAGS).arg("c++").args(includes).arg("-c").arg(file).arg("-o").arg(&object));
+fn compile(preprocessor: &Preprocessor, file: &Path) -> PathBuf {
+    let object = preprocessor.folder.join(file.file_name().unwrap()).with_extension("o");
+    let mut command = Command::new("g++");
+    command.args(Preprocessor::FLAGS).arg("c++").args(preprocessor.includes());
+    run(command.arg("-c").arg(file).arg("-o").arg(&object));
     object
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// Names of the kernels in a file, as the preprocessor leaves them.
-fn kernel_names(folder: &Path, host: &Path, file: &Path) -> Vec<String> {
-    let includes = [format!("-I{}", folder.display()), format!("-I{}", host.display())];
-    let text = run(Command::new("g++").args(FLAGS).arg("c++").args(includes).arg("-E").arg("-P").arg(file));
-    let marker = "extern \"C\" __attribute__((visibility(\"default\"))) void";
-    let after = text.split(marker).skip(1);
-    after.map(|rest| rest.split('(').next().unwrap().trim().to_owned()).collect()
 }
 
 type Table = unsafe extern "C" fn() -> *const Row;
