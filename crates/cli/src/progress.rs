@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use plimsoll::planning::ProcessBytes;
 use plimsoll::training::Config;
 use plimsoll::training::trainer::{EvaluationRecord, StepRecord};
 use plimsoll::training::trainer::{Event, Listener};
@@ -71,7 +72,7 @@ pub(crate) struct Progress {
     steps: Steps,
     begun: Instant,
     /// Bytes that the run may hold.
-    budget: u64,
+    budget: ProcessBytes,
     /// Tokens per second if all time went into matrix products.
     ceiling: f64,
     /// The last evaluation, shown by the bar alone: a permanent line shows only the figures of its own step.
@@ -79,7 +80,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(steps: Steps, budget: u64, ceiling: f64) -> Progress {
+    pub(crate) fn new(steps: Steps, budget: ProcessBytes, ceiling: f64) -> Progress {
         let style = ProgressStyle::with_template("{pos:>5}/{len} {bar:16} {msg}  eta {eta}");
         let bar = ProgressBar::new(steps.end);
         let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -102,7 +103,7 @@ impl Progress {
             "{}  memory {} of {}",
             learning(record, self.ceiling),
             table::size(record.memory_bytes),
-            table::size(self.budget)
+            table::size(self.budget.0)
         );
         if self.steps.shows(record.step, !self.bar.is_hidden()) {
             let line = format!("step {:>5} of {}  {state}\n", record.step, self.steps.end);

@@ -63,7 +63,7 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     for layer in &summary.report.layers {
         write!(out, "{}", layer_lines(layer))?;
     }
-    let slack = choice.plan.arena_bytes as f64 / choice.plan.liveness_bound.max(1) as f64 - 1.0;
+    let slack = choice.plan.arena_bytes.0 as f64 / choice.plan.liveness_bound.max(1) as f64 - 1.0;
     writeln!(out, "layout {:.1} % above the liveness bound", 100.0 * slack)?;
     time(out, summary)
 }
@@ -98,7 +98,7 @@ pub(crate) fn rates(link: &Link) -> String {
 
 fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let (plan, budget) = (&summary.planned.choice.plan, &summary.planned.budget);
-    let whole = size(summary.process_bytes(plan.arena_bytes));
+    let whole = size(summary.process_bytes(plan.arena_bytes).0);
     writeln!(out, "budget {}   planned peak {whole}   fits", budget.described())?;
     for (purpose, bytes) in plan.by_purpose.iter().filter(|(_, bytes)| *bytes > 0) {
         writeln!(out, "  {purpose:<18}{:>10}", size(bytes))?;
@@ -190,7 +190,7 @@ fn time(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
 /// `46MiB 2.1 %`: a budget that can be typed, and the time it saves.
 fn gain(summary: &Summary, point: &Point) -> String {
     let saved = 100.0 * (1.0 - point.step_seconds / summary.step_seconds());
-    format!("{}MiB −{saved:.1} %", whole_mebibytes(summary.process_bytes(point.arena_bytes)))
+    format!("{}MiB −{saved:.1} %", whole_mebibytes(summary.process_bytes(point.arena_bytes).0))
 }
 
 /// Rounded up, so that the figure works when it is typed.

@@ -261,10 +261,10 @@ fn median_seconds(
     let plan = plan(&program, Strategy::None, Scratch::Best)
         .map_err(|error| ExecError::Mismatch(error.to_string()))?;
     let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
-    device.reserve(Space { arena: plan.arena_bytes, ..Space::default() })?;
+    device.reserve(Space { arena: plan.arena_bytes.0, ..Space::default() })?;
     let judged = Judged { role: Role::Further, graph, schedule };
-    let judged =
-        runnable(&[judged], plan.arena_bytes).map_err(|(_, error)| ExecError::Mismatch(error.to_string()))?;
+    let judged = runnable(&[judged], plan.arena_bytes.0)
+        .map_err(|(_, error)| ExecError::Mismatch(error.to_string()))?;
     let id = device.prepare(&judged[0])?;
     device.map()?;
     for &input in graph.inputs() {

@@ -29,7 +29,7 @@ fn run(device: &mut dyn Device, case: &Case, scratch: Scratch) -> Result<Vec<Ten
     let plan = plan(&program, Strategy::None, scratch).map_err(|error| error.to_string())?;
     let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
     let judged = Judged { role: Role::Further, graph, schedule };
-    let id = ready(device, judged, plan.arena_bytes).map_err(|error| error.to_string())?;
+    let id = ready(device, judged, plan.arena_bytes.0).map_err(|error| error.to_string())?;
     let given = inputs.iter().copied().zip(case.tensors()).chain(outputs.iter().copied().zip(case.outputs()));
     for (value, tensor) in given {
         let offset = offset(graph, schedule, value)?;

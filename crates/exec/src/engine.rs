@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_graph::{DType, Graph, Shape, State, Type, Value};
-use plimsoll_plan::{Action, Judged, Plan, Program, Role, Schedule, Space, runnable};
+use plimsoll_plan::{Action, ArenaBytes, Judged, Plan, Program, Role, Schedule, Space, runnable};
 
 use crate::device::{Device, MemoryPool, ScheduleId};
 use crate::elements::{Data, Place, read_output, write_input};
@@ -24,8 +24,8 @@ pub struct Engine {
     pub(crate) shares: BTreeMap<String, Share>,
     /// The pieces of each group of state: first element, name and shape.
     pub(crate) parts: BTreeMap<String, Vec<(usize, String, Shape)>>,
-    arena_bytes: u64,
-    measured_peak: u64,
+    arena_bytes: ArenaBytes,
+    measured_peak: ArenaBytes,
     /// Observed scalars, as far as the device has delivered them.
     observed: Vec<f32>,
     /// How many scalars were observed, and how many of those are no longer wanted.
@@ -73,9 +73,9 @@ impl Engine {
     ///
     /// When the device lacks a kernel, or something beside the arena cannot be had.
     pub fn prepare(mut device: Box<dyn Device>, program: &Program, plan: &Plan) -> Result<Engine, ExecError> {
-        device.reserve(Space::of(plan.arena_bytes, plan.schedules.values()))?;
+        device.reserve(Space::of(plan.arena_bytes.0, plan.schedules.values()))?;
         let judged = judged(program, plan)?;
-        let judged = runnable(&judged, plan.arena_bytes).map_err(|(role, error)| {
+        let judged = runnable(&judged, plan.arena_bytes.0).map_err(|(role, error)| {
             ExecError::Mismatch(format!("schedule `{}` must not run: {error}", role.name()))
         })?;
         let mut schedules = BTreeMap::new();
@@ -89,7 +89,7 @@ impl Engine {
             .collect();
         // State is in place from the start and stays; its end counts as reached.
         let resident = plan.states.iter().filter(|range| range.tier.is_none());
-        let measured_peak = resident.map(|range| range.offset + range.bytes).max().unwrap_or(0);
+        let measured_peak = ArenaBytes(resident.map(|range| range.offset + range.bytes).max().unwrap_or(0));
         let arena_bytes = plan.arena_bytes;
         let (shares, parts) = (shares(program, device.rank()), groups(program));
         let (observed, asked, forgotten) = (Vec::new(), 0, 0);
@@ -184,12 +184,12 @@ impl Engine {
     }
 
     /// Size of the arena, which is the planned peak.
-    pub fn arena_bytes(&self) -> u64 {
+    pub fn arena_bytes(&self) -> ArenaBytes {
         self.arena_bytes
     }
 
     /// The highest byte end among the operands of all actions that ran.
-    pub fn measured_peak(&self) -> u64 {
+    pub fn measured_peak(&self) -> ArenaBytes {
         self.measured_peak
     }
 
@@ -244,14 +244,14 @@ impl Engine {
                 )));
             }
             write_input(&mut *self.device, *place, *data)?;
-            self.measured_peak = self.measured_peak.max(*end);
+            self.measured_peak = self.measured_peak.max(ArenaBytes(*end));
         }
         if ready.is_timed() {
             self.device.run_timed(ready.id, &mut ready.seconds)?;
         } else {
             self.device.run(ready.id)?;
         }
-        self.measured_peak = self.measured_peak.max(ready.reach);
+        self.measured_peak = self.measured_peak.max(ArenaBytes(ready.reach));
         self.last = Some((role, next));
         Ok(())
     }

@@ -4,7 +4,7 @@
 
 use plimsoll_exec::{Data, Device, Engine};
 use plimsoll_graph::{DType, Graph, Init, differentiate};
-use plimsoll_plan::{Choice, Costed, Program, Request, Role, Searcher, search};
+use plimsoll_plan::{ArenaBytes, Choice, Costed, Program, Request, Role, Searcher, search};
 
 #[path = "support/disk.rs"]
 mod disk;
@@ -32,7 +32,7 @@ fn program() -> Program {
 /// The smallest plan, which sends everything away that can be sent.
 fn smallest() -> Choice {
     let request = |budget| Request { global_batch: 1, micro_batch: None, strategy: None, budget, slack: 0.0 };
-    let smallest = Searcher::once(|_: usize| Ok(program())).smallest(request(0)).unwrap();
+    let smallest = Searcher::once(|_: usize| Ok(program())).smallest(request(ArenaBytes(0))).unwrap();
     search(request(smallest.arena_bytes), |_| Ok(program())).unwrap()
 }
 

@@ -62,7 +62,7 @@ fn prepared(alter: impl Fn(&mut Schedule)) -> Result<(), String> {
     let plan = plan(&program, Strategy::None, Scratch::Best).unwrap();
     let mut schedule = plan.schedules[&Role::First].clone();
     alter(&mut schedule);
-    let arena = plan.arena_bytes + 64;
+    let arena = plan.arena_bytes.0 + 64;
     let judged = [Judged { role: Role::First, graph: &program.train.graph, schedule: &schedule }];
     let judged = runnable(&judged, arena).map_err(|(_, error)| format!("the judge: {error}"))?;
     let mut device = CpuDevice::new(1).unwrap();

@@ -83,9 +83,9 @@ fn offloading_plan(program: &Program, plain: &Plan) -> Plan {
     let graph = &program.train.graph;
     let value = offloaded(graph);
     let mut draft = plain.to_draft();
-    draft.arena_bytes += graph.ty(value).bytes() as u64;
+    draft.arena_bytes.0 += graph.ty(value).bytes() as u64;
     for schedule in draft.schedules.values_mut() {
-        *schedule = with_offload(graph, schedule, value, plain.arena_bytes);
+        *schedule = with_offload(graph, schedule, value, plain.arena_bytes.0);
     }
     draft.judge(program).unwrap()
 }

@@ -7,7 +7,9 @@
 //!
 //! A user states the process's budget, a plan has an arena, and the planners of `optimum` know the transient part
 //! alone. Each of the two boundaries is crossed here and nowhere else. Sizes of single things (a buffer, a node's
-//! scratch) are plain numbers, since they cannot be confused.
+//! scratch, all that lies outside the arena) are plain numbers, since they cannot be confused. So are counts outside
+//! the planner: in settings, in text and JSON, in what the system reports, and where the judge and a device take the
+//! size of an arena.
 
 use std::fmt;
 

@@ -6,8 +6,8 @@
 use plimsoll_graph::op::Conv;
 use plimsoll_graph::{DType, Graph, Init, Value};
 use plimsoll_plan::{
-    Build, Costed, Link, Program, Request, Role, Scratch, Searcher, Strategy, Tier, Workspace, report,
-    search, try_all,
+    ArenaBytes, Build, Costed, Link, Program, Request, Role, Scratch, Searcher, Strategy, Tier, Workspace,
+    report, search, try_all,
 };
 
 mod support;
@@ -90,12 +90,12 @@ fn residual(rows: usize, depth: usize) -> Graph {
 }
 
 fn request(budget: u64) -> Request {
-    Request { global_batch: 2, micro_batch: Some(2), strategy: None, budget, slack: 0.0 }
+    Request { global_batch: 2, micro_batch: Some(2), strategy: None, budget: ArenaBytes(budget), slack: 0.0 }
 }
 
 /// The least that any plan takes.
 fn smallest(build: impl Build) -> u64 {
-    Searcher::once(build).smallest(request(0)).unwrap().arena_bytes
+    Searcher::once(build).smallest(request(0)).unwrap().arena_bytes.0
 }
 
 fn check(name: &str, build: impl Fn(usize) -> Graph) {
@@ -103,9 +103,9 @@ fn check(name: &str, build: impl Fn(usize) -> Graph) {
     let build = |rows: usize| Ok(costed(build(rows)));
     let named = try_all(2, &[2], &Strategy::LADDER, build).unwrap();
     let most = named.iter().find(|t| t.strategy == Strategy::None && t.scratch == Scratch::Best).unwrap();
-    let (least, top) = (smallest(build), most.arena_bytes);
+    let (least, top) = (smallest(build), most.arena_bytes.0);
     assert!(
-        named.iter().all(|t| least <= t.arena_bytes),
+        named.iter().all(|t| least <= t.arena_bytes.0),
         "{name}: named strategies do with less than {least}"
     );
     let mut searcher = Searcher::new(build);
@@ -113,9 +113,9 @@ fn check(name: &str, build: impl Fn(usize) -> Graph) {
     for step in 0..=BUDGETS {
         let budget = least + (top - least) * step / BUDGETS;
         let choice = searcher.search(request(budget)).unwrap();
-        let (arena, seconds) = (choice.plan.arena_bytes, choice.step_seconds());
+        let (arena, seconds) = (choice.plan.arena_bytes.0, choice.step_seconds());
         let bound = choice.lower_bound_seconds.unwrap();
-        let fits = named.iter().filter(|t| t.arena_bytes <= budget);
+        let fits = named.iter().filter(|t| t.arena_bytes.0 <= budget);
         let best_named = fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min);
         println!(
             "{name}: {arena} of {budget} bytes, {seconds:.1} s, named {best_named:.1}, bound {bound:.1}"
@@ -168,7 +168,7 @@ fn with_a_tier_less_memory_is_enough_and_more_is_never_slower() {
         let budget = least + (2 * alone - least) * step / 8;
         let choice = search(request(budget), with).unwrap();
         let (seconds, bound) = (choice.step_seconds(), choice.lower_bound_seconds.unwrap());
-        assert!(choice.plan.arena_bytes <= budget);
+        assert!(choice.plan.arena_bytes.0 <= budget);
         assert!(seconds <= slowest, "{budget} bytes take {seconds} s, fewer took {slowest} s");
         assert!(bound <= seconds * (1.0 + 1e-9));
         let sent = report(&choice.program, &choice.plan).offload_bytes > 0;

@@ -51,7 +51,7 @@ fn measure_graph(graph: Graph, strategy: Strategy, depth: usize) -> Growth {
     let nodes = graph.nodes().iter().filter(|node| !node.op.is_view()).count();
     Growth {
         depth: depth as f64,
-        units: (plan.arena_bytes - persistent) as f64 / UNIT,
+        units: (plan.arena_bytes.0 - persistent) as f64 / UNIT,
         extra_layers: (runs - nodes) as f64 / LAYER,
     }
 }

@@ -27,7 +27,7 @@ fn updated() -> Program {
 }
 
 fn fault(program: &Program, plan: &Plan, schedule: &Schedule) -> Option<Fault> {
-    replay(&program.train.graph, schedule, Role::First.phases(), plan.arena_bytes)
+    replay(&program.train.graph, schedule, Role::First.phases(), plan.arena_bytes.0)
         .err()
         .map(|error| error.fault)
 }

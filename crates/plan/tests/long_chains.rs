@@ -4,8 +4,8 @@
 
 use plimsoll_graph::{Graph, GraphError, Node, Phase};
 use plimsoll_plan::{
-    Choice, Costed, Facts, Link, NodeFacts, Program, Request, Role, SearchError, Searcher, Strategy, Tier,
-    Workspace,
+    ArenaBytes, Choice, Costed, Facts, Link, NodeFacts, Program, Request, Role, SearchError, Searcher,
+    Strategy, Tier, Workspace,
 };
 
 mod support;
@@ -39,7 +39,7 @@ fn build(layers: usize, link: Option<Link>) -> impl FnMut(usize) -> Result<Progr
 }
 
 fn request(budget: u64) -> Request {
-    Request { global_batch: 2, micro_batch: None, strategy: None, budget, slack: 0.0 }
+    Request { global_batch: 2, micro_batch: None, strategy: None, budget: ArenaBytes(budget), slack: 0.0 }
 }
 
 /// Runs of a micro-batch that recomputes every forward node once.
@@ -60,8 +60,8 @@ fn the_smallest_plan_of_a_long_chain_repeats_one_forward_pass_and_is_found_again
         let Err(SearchError::Budget { smallest, .. }) = searcher.search(request(1)) else {
             panic!("a plan in a byte")
         };
-        let choice = searcher.search(request(smallest.arena_bytes)).unwrap();
-        assert!(choice.plan.arena_bytes <= smallest.arena_bytes);
+        let choice = searcher.search(request(smallest.arena_bytes.0)).unwrap();
+        assert!(choice.plan.arena_bytes.0 <= smallest.arena_bytes.0);
         let runs = choice.plan.schedules[&Role::First].actions.len();
         // The limit is one of time, so there may be a few more runs of nodes that take little.
         let most = twice(&choice) * 21 / 20;
@@ -84,14 +84,14 @@ fn more_memory_is_never_slower_on_a_long_chain_and_the_bound_holds() {
     const BUDGETS: u64 = 8;
     for link in [None, Some(DISK)] {
         let mut searcher = Searcher::once(build(120, link));
-        let least = searcher.smallest(request(0)).unwrap().arena_bytes;
+        let least = searcher.smallest(request(0)).unwrap().arena_bytes.0;
         let whole = searcher.search(request(u64::MAX)).unwrap();
-        let (most, once) = (whole.plan.arena_bytes, whole.step_seconds());
+        let (most, once) = (whole.plan.arena_bytes.0, whole.step_seconds());
         let mut slowest = f64::INFINITY;
         for budget in (0..=BUDGETS).map(|step| least + (most - least) * step / BUDGETS) {
             let choice = searcher.search(request(budget)).unwrap();
             let (seconds, bound) = (choice.step_seconds(), choice.lower_bound_seconds.unwrap());
-            assert!(choice.plan.arena_bytes <= budget, "{} bytes in {budget}", choice.plan.arena_bytes);
+            assert!(choice.plan.arena_bytes.0 <= budget, "{} bytes in {budget}", choice.plan.arena_bytes.0);
             assert!(seconds <= slowest, "{seconds} s in {budget} bytes, {slowest} s in fewer");
             assert!(
                 once <= bound * (1.0 + 1e-9) && bound <= seconds,
@@ -110,7 +110,7 @@ fn work_for_a_layer(layers: usize, link: Option<Link>) -> [f64; 2] {
         panic!("a plan in a byte")
     };
     let mut fits = Searcher::once(build(layers, link));
-    fits.search(request(smallest.arena_bytes * 5 / 4)).unwrap();
+    fits.search(request(smallest.arena_bytes.0 * 5 / 4)).unwrap();
     let work = [refused.work(), fits.work()];
     // Programs are built a fixed number of times, whatever their length.
     assert!(work.iter().all(|work| work.programs <= 16), "{layers} layers: {work:?}");
@@ -133,8 +133,8 @@ fn the_work_of_a_search_is_proportional_to_the_length_of_the_chain_with_and_with
 #[test]
 fn half_the_activations_of_a_long_chain_cost_hardly_more_than_the_bound_says() {
     let mut searcher = Searcher::once(build(300, None));
-    let least = searcher.smallest(request(0)).unwrap().arena_bytes;
-    let most = searcher.search(request(u64::MAX)).unwrap().plan.arena_bytes;
+    let least = searcher.smallest(request(0)).unwrap().arena_bytes.0;
+    let most = searcher.search(request(u64::MAX)).unwrap().plan.arena_bytes.0;
     let choice = searcher.search(request(least.midpoint(most))).unwrap();
     let gap = choice.step_seconds() / choice.lower_bound_seconds.unwrap() - 1.0;
     assert!(gap < 0.02, "{:.2} % above the bound", 100.0 * gap);

@@ -53,7 +53,7 @@ fn fault(program: &Program, alter: impl Fn(&mut Schedule)) -> Option<Fault> {
     let plan = planned(program);
     let mut schedule = plan.schedules[&Role::Update].clone();
     alter(&mut schedule);
-    replay(&program.train.graph, &schedule, Role::Update.phases(), plan.arena_bytes)
+    replay(&program.train.graph, &schedule, Role::Update.phases(), plan.arena_bytes.0)
         .err()
         .map(|error| error.fault)
 }
@@ -115,7 +115,11 @@ fn a_plan_with_exchanges_goes_through_a_file_unchanged() {
     let program = program(2);
     let choice = choice(&program);
     let text = choice.plan.schedules[&Role::Update].display(&program.train.graph).to_string();
-    let file = plimsoll_plan::file::Saved::parse(&plimsoll_plan::file::write(&choice, 1 << 30)).unwrap();
+    let file = plimsoll_plan::file::Saved::parse(&plimsoll_plan::file::write(
+        &choice,
+        plimsoll_plan::ProcessBytes(1 << 30),
+    ))
+    .unwrap();
     let after = file.for_program(program.clone()).unwrap();
     assert_eq!(after.plan.schedules[&Role::Update].display(&program.train.graph).to_string(), text);
 }

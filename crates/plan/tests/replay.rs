@@ -36,7 +36,7 @@ static VALID: LazyLock<Vec<Valid>> = LazyLock::new(|| {
             let mut plan = plan(program, strategy, Scratch::Best).unwrap().to_draft();
             for role in [Role::First, Role::Further] {
                 let schedule = plan.schedules.remove(&role).unwrap();
-                all.push(Valid { program, schedule, arena: plan.arena_bytes });
+                all.push(Valid { program, schedule, arena: plan.arena_bytes.0 });
             }
         }
     }
@@ -371,7 +371,7 @@ proptest! {
         let buffer = &mut schedule.buffers[movable];
         if grows { buffer.bytes += shift } else { buffer.offset += shift }
         // The arena has room for it, so that its alignment alone is at fault.
-        draft.arena_bytes += 64;
+        draft.arena_bytes.0 += 64;
         prop_assert!(refused_as_unsound(draft, program, "aligned as the device wants it"));
     }
 

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_plan::{
-    LayerReport, Plan, Program, Request, Role, Scratch, Searcher, Strategy, compare, faster, plan, report,
-    spans, timeline, unbudgeted,
+    ArenaBytes, LayerReport, Plan, Program, Request, Role, Scratch, Searcher, Strategy, compare, faster,
+    plan, report, spans, timeline, unbudgeted,
 };
 
 mod support;
@@ -125,7 +125,7 @@ fn spans_that_share_an_action_share_no_byte() {
 }
 
 fn request(budget: u64) -> Request {
-    Request { global_batch: 4, micro_batch: None, strategy: None, budget, slack: 0.0 }
+    Request { global_batch: 4, micro_batch: None, strategy: None, budget: ArenaBytes(budget), slack: 0.0 }
 }
 
 /// A searcher over a chain of equal layers; a smaller micro-batch only takes more of them.
@@ -136,7 +136,7 @@ fn searcher() -> Searcher<impl plimsoll_plan::Build> {
 #[test]
 fn a_searcher_answers_as_often_as_it_is_asked_and_always_the_same() {
     let mut kept = searcher();
-    let smallest = planned(&llama(), Strategy::Minimal).arena_bytes;
+    let smallest = planned(&llama(), Strategy::Minimal).arena_bytes.0;
     for budget in (smallest..2 * smallest).step_by(smallest as usize / 16) {
         let (known, fresh) =
             (kept.search(request(budget)).unwrap(), searcher().search(request(budget)).unwrap());
@@ -153,7 +153,7 @@ fn a_searcher_answers_as_often_as_it_is_asked_and_always_the_same() {
 #[test]
 fn larger_budgets_that_are_offered_are_faster_when_they_are_asked_for() {
     let mut searcher = searcher();
-    let smallest = planned(&llama(), Strategy::Minimal).arena_bytes;
+    let smallest = planned(&llama(), Strategy::Minimal).arena_bytes.0;
     let chosen = searcher.search(request(smallest)).unwrap();
     let chosen = plimsoll_plan::Point::of(&chosen);
     let kept = unbudgeted(&mut searcher, request(smallest)).unwrap();
@@ -162,7 +162,7 @@ fn larger_budgets_that_are_offered_are_faster_when_they_are_asked_for() {
     assert!(offered.len() > 1);
     let mut before = chosen.step_seconds;
     for point in offered {
-        let again = plimsoll_plan::Point::of(&searcher.search(request(point.arena_bytes)).unwrap());
+        let again = plimsoll_plan::Point::of(&searcher.search(request(point.arena_bytes.0)).unwrap());
         assert!(again.step_seconds <= point.step_seconds && point.step_seconds < before, "{point:?}");
         before = point.step_seconds;
     }
@@ -172,13 +172,13 @@ fn larger_budgets_that_are_offered_are_faster_when_they_are_asked_for() {
 #[test]
 fn the_comparison_is_made_of_plans_and_auto_is_not_beaten_by_anything_that_fits() {
     let mut searcher = searcher();
-    let full = planned(&llama(), Strategy::Full).arena_bytes;
+    let full = planned(&llama(), Strategy::Full).arena_bytes.0;
     let auto = searcher.search(request(full)).unwrap();
     let rows = compare(&mut searcher, request(full), &auto).unwrap();
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     assert_eq!(names, ["none", "full", "sqrt", "selective", "minimal", "accumulation", "auto"]);
     assert!(rows[0].slowdown.abs() < 1e-12 && !rows[0].fits);
-    assert_eq!(rows[1].arena_bytes, full);
+    assert_eq!(rows[1].arena_bytes.0, full);
     let auto = rows.last().unwrap();
     assert!(auto.fits && rows.iter().all(|row| !row.fits || row.step_seconds >= auto.step_seconds));
 }

@@ -4,8 +4,8 @@
 
 use plimsoll_graph::GraphError;
 use plimsoll_plan::{
-    Choice, Costed, Plan, Program, Request, Role, Scratch, SearchError, Searcher, Strategy, Workspace, plan,
-    search, try_all,
+    ArenaBytes, Choice, Costed, Plan, Program, Request, Role, Scratch, SearchError, Searcher, Strategy,
+    Workspace, plan, search, try_all,
 };
 
 mod support;
@@ -24,11 +24,11 @@ fn build(_rows: usize) -> Result<Program, GraphError> {
 }
 
 fn request(budget: u64) -> Request {
-    Request { global_batch: 4, micro_batch: None, strategy: None, budget, slack: 0.0 }
+    Request { global_batch: 4, micro_batch: None, strategy: None, budget: ArenaBytes(budget), slack: 0.0 }
 }
 
 fn arena(strategy: Strategy, scratch: Scratch) -> u64 {
-    plan(&build(4).unwrap(), strategy, scratch).unwrap().arena_bytes
+    plan(&build(4).unwrap(), strategy, scratch).unwrap().arena_bytes.0
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn memory_that_brings_less_than_the_slack_is_spared() {
     let fastest = search(request(u64::MAX), build).unwrap();
     let spared = search(Request { slack: 0.01, ..request(u64::MAX) }, build).unwrap();
     let seconds = |choice: &Choice| choice.step_seconds();
-    assert!(spared.plan.arena_bytes < fastest.plan.arena_bytes);
+    assert!(spared.plan.arena_bytes.0 < fastest.plan.arena_bytes.0);
     assert!(seconds(&spared) <= 1.01 * seconds(&fastest));
 }
 
@@ -56,7 +56,7 @@ fn every_budget_is_kept_and_a_larger_one_is_never_slower() {
     let mut slowest = f64::INFINITY;
     for budget in (smallest..=largest).step_by(512) {
         let Choice { plan, accumulation, .. } = search(request(budget), build).unwrap();
-        assert!(plan.arena_bytes <= budget);
+        assert!(plan.arena_bytes.0 <= budget);
         let seconds = plan.step_seconds(accumulation);
         assert!(seconds <= slowest, "{budget} bytes: {seconds} s, with less memory {slowest} s");
         slowest = seconds;
@@ -68,15 +68,15 @@ fn an_impossible_budget_is_refused_with_the_smallest_that_works() {
     let error = search(request(1000), build).unwrap_err();
     let SearchError::Budget { budget, smallest, hints } = error else { panic!("{error}") };
     let all = try_all(4, &[1, 2, 4], &Strategy::LADDER, build).unwrap();
-    assert_eq!(budget, 1000);
+    assert_eq!(budget, ArenaBytes(1000));
     assert_eq!(
         Searcher::once(build).smallest(request(1000)).unwrap(),
         smallest,
         "the question has the same answer"
     );
-    assert_eq!(smallest.arena_bytes, all.iter().map(|tried| tried.arena_bytes).min().unwrap());
+    assert_eq!(smallest.arena_bytes.0, all.iter().map(|tried| tried.arena_bytes.0).min().unwrap());
     assert!(hints.is_empty(), "nothing was fixed, so there is nothing to let go of");
-    assert!(search(request(smallest.arena_bytes), build).is_ok(), "what is called the smallest works");
+    assert!(search(request(smallest.arena_bytes.0), build).is_ok(), "what is called the smallest works");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn hints_are_plans_that_fit() {
     for hint in hints {
         let request =
             Request { strategy: Some(hint.strategy), micro_batch: Some(hint.micro_batch), ..request(budget) };
-        assert!(search(request, build).unwrap().plan.arena_bytes <= budget);
+        assert!(search(request, build).unwrap().plan.arena_bytes.0 <= budget);
     }
 }
 
@@ -119,7 +119,7 @@ fn passing_over_micro_batches_loses_nothing() {
     let smallest = Searcher::once(build_llama).smallest(Request { global_batch: 8, ..request(0) }).unwrap();
     let mut chosen = Vec::new();
     for step in 0..12 {
-        let budget = smallest.arena_bytes + step * 40_000;
+        let budget = smallest.arena_bytes.0 + step * 40_000;
         let free = search(Request { global_batch: 8, ..request(budget) }, build_llama).unwrap();
         let best = [1, 2, 4, 8]
             .map(|micro_batch| pinned(budget, micro_batch))

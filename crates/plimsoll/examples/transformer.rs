@@ -60,7 +60,7 @@ fn train(strategy: Strategy) -> Result<(Vec<u32>, u64), TrainError> {
     println!("{strategy}: loss {first:.3} to {last:.3}, peak planned {planned}, measured {measured} bytes");
     assert_eq!(measured, planned, "the plan is exact");
     assert!(last < 0.5 * first, "the loss falls");
-    Ok((losses.iter().map(|loss| loss.to_bits()).collect(), measured))
+    Ok((losses.iter().map(|loss| loss.to_bits()).collect(), measured.0))
 }
 
 fn main() -> Result<(), TrainError> {

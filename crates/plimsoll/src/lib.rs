@@ -93,13 +93,14 @@ pub mod devices {
 pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};
     pub use plimsoll_plan::{
-        Action, Away, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
-        CsvFault, Direction, Draft, Effort, End, Exchange, ExpertReport, Facts, Fault, GradientReport,
-        Judged, Lane, LayerReport, Layout, Link, NodeFacts, PlanError, Point, Purpose, RankLink, RankLinks,
-        RanksDiffer, ReplayError, Report, Request, Runnable, Schedule, Scratch, SearchError, Searcher, Slot,
-        Space, Span, StateRange, Table, Tier, Tiered, Traffic, Tried, Workspace, compare, curve, exchanges,
-        experts, faster, gradients, largest, layout, plan, replay, replay_all, replay_ranks, report,
-        runnable, search, solve, spans, spread, timeline, traffic, try_all, unbudgeted, wire_bytes,
+        Action, ArenaBytes, Away, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy,
+        Costed, CsvError, CsvFault, Direction, Draft, Effort, End, Exchange, ExpertReport, Facts, Fault,
+        GradientReport, Judged, Lane, LayerReport, Layout, Link, NodeFacts, PlanError, Point, ProcessBytes,
+        Purpose, RankLink, RankLinks, RanksDiffer, ReplayError, Report, Request, Runnable, Schedule, Scratch,
+        SearchError, Searcher, Slot, Space, Span, StateRange, Table, Tier, Tiered, Traffic, Tried, Workspace,
+        compare, curve, exchanges, experts, faster, gradients, largest, layout, plan, replay, replay_all,
+        replay_ranks, report, runnable, search, solve, spans, spread, timeline, traffic, try_all, unbudgeted,
+        wire_bytes,
     };
 
     /// The planner for abstract graphs, which knows nothing of tensors and devices.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use plimsoll_exec::ExecError;
 use plimsoll_graph::GraphError;
-use plimsoll_plan::{DeviceSpec, SearchError, Tried};
+use plimsoll_plan::{ArenaBytes, DeviceSpec, ProcessBytes, SearchError, Tried};
 
 use crate::data::DataError;
 use crate::files::{FileError, WeightError};
@@ -69,16 +69,16 @@ pub enum TrainError {
     /// The arena was not used to the planned byte.
     Peak {
         /// Bytes that were used.
-        measured: u64,
+        measured: ArenaBytes,
         /// Bytes that were planned.
-        planned: u64,
+        planned: ArenaBytes,
     },
     /// The process took more memory than its budget.
     Crossed {
         /// The most bytes that it held.
-        peak: u64,
+        peak: ProcessBytes,
         /// The budget.
-        budget: u64,
+        budget: ProcessBytes,
     },
     /// A loss or a gradient norm that is not a number, found before the update.
     NotFinite {
@@ -167,24 +167,25 @@ impl TrainError {
         // Rounded up to a whole MiB so that the figure works when it is typed. For a process one more MiB is added,
         // since processes vary in size.
         let spare = u64::from(budget.ceiling.is_none());
-        let whole = (smallest.arena_bytes + outside).div_ceil(1 << 20) + spare;
+        let whole = smallest.arena_bytes.process(outside).0.div_ceil(1 << 20) + spare;
         let mut lines: Vec<String> = hints
             .iter()
             .map(|hint| {
                 let Tried { micro_batch, strategy, arena_bytes, .. } = hint;
-                let bytes = Size { bytes: arena_bytes + outside };
+                let bytes = Size { bytes: arena_bytes.process(outside).0 };
                 format!("`--micro-batch {micro_batch} --recompute {strategy}` fits in {bytes}")
             })
             .collect();
         lines.extend(alternatives.iter().map(|Alternative { flags, why }| format!("`{flags}` fits: {why}")));
         lines.extend(lacking.as_ref().map(|lacking| lacking.way_out()));
-        if whole << 20 <= budget.total {
+        let enough = ProcessBytes(whole << 20);
+        if enough <= budget.total {
             return lines;
         }
-        lines.push(if budget.ceiling.is_none_or(|most| whole << 20 <= most) {
+        lines.push(if budget.ceiling.is_none_or(|most| enough <= most) {
             format!("`--memory {whole}MiB` is about the smallest budget for what was asked")
         } else {
-            larger_device(whole << 20)
+            larger_device(enough)
         });
         lines
     }
@@ -212,8 +213,8 @@ impl fmt::Display for LackingRoom {
 
 /// A described device that is large enough. All have the same alignment and scratch, so a plan has the same size on
 /// each.
-fn larger_device(bytes: u64) -> String {
-    let enough = DeviceSpec::all().iter().filter(|spec| spec.memory_bytes >= bytes);
+fn larger_device(bytes: ProcessBytes) -> String {
+    let enough = DeviceSpec::all().iter().filter(|spec| ProcessBytes(spec.memory_bytes) >= bytes);
     match enough.min_by_key(|spec| spec.memory_bytes) {
         Some(spec) => {
             format!("`--device {}` without --memory has {}", spec.name(), Size { bytes: spec.memory_bytes })
@@ -260,7 +261,7 @@ impl fmt::Display for WithFlags<'_> {
             TrainError::Config(why) | TrainError::Output(why) => f.write_str(why),
             TrainError::Graph(error) => error.fmt(f),
             TrainError::Budget { budget, smallest, lacking, .. } => {
-                let needed = Size { bytes: smallest.arena_bytes + budget.outside };
+                let needed = Size { bytes: smallest.arena_bytes.process(budget.outside).0 };
                 write!(f, "the smallest plan needs {needed}, the budget is {}", budget.described())?;
                 lacking.as_ref().map_or(Ok(()), |lacking| write!(f, "; {lacking}"))
             }

@@ -65,7 +65,7 @@ fn loading_peaks_at_the_quantised_size_one_tensor_and_the_process() {
     let planned = plan_for(&config.model, &*device, &config.options).unwrap();
     let quantised = planned.choice.program.train.graph.quantised_bytes().unwrap();
     assert!(quantised.bytes as f64 <= 0.130 * quantised.whole_bytes as f64, "{quantised:?}");
-    let arena = planned.choice.plan.arena_bytes;
+    let arena = planned.choice.plan.arena_bytes.0;
     let mut run = Run::start(device, planned, 0).unwrap();
     config.load(&mut run).unwrap();
     let peak = memory::process().unwrap().peak;

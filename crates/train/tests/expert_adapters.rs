@@ -266,13 +266,13 @@ fn frozen_experts_that_wait_on_a_disk_change_no_bit_of_their_adapters() {
         let case = tiny(precision);
         let vocab = case.model.model.architecture.vocab();
         let unlimited = case.plan(None, u64::MAX).unwrap();
-        let most = unlimited.plan.arena_bytes;
+        let most = unlimited.plan.arena_bytes.0;
         let expected = train(unlimited, vocab);
         let (least, alone) = (case.smallest(Some(DISK)), case.smallest(None));
         assert!(least < alone, "{least} bytes with a disk, {alone} without");
         for budget in [least, u64::midpoint(alone, most)] {
             let choice = case.plan(Some(DISK), budget).unwrap();
-            assert!(choice.plan.arena_bytes <= budget);
+            assert!(choice.plan.arena_bytes.0 <= budget);
             assert!(train(choice, vocab) == expected, "other bits in {budget} bytes, {precision}");
         }
     }

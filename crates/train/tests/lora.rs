@@ -12,7 +12,7 @@ use plimsoll_model::lora::{
     RowLengths, TrainedTokens, VirtualTokens, file_name, scale_rows,
 };
 use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
-use plimsoll_plan::{Choice, Request, Role, Strategy, search};
+use plimsoll_plan::{ArenaBytes, Choice, Request, Role, Strategy, search};
 use plimsoll_train::{
     Adapted, LanguageModel, Model, Optimizer, Options, Run, StateStorage, append_optimizer, program,
 };
@@ -344,8 +344,13 @@ fn uneven(architecture: Architecture, tokens: TrainedTokens) -> Adapted<Language
 
 fn planned(adapted: &Adapted<LanguageModel>, strategy: Option<Strategy>, budget: u64) -> Option<Choice> {
     let (device, options) = (plimsoll_devices::cpu(2).unwrap(), Options::default());
-    let request =
-        Request { global_batch: ROWS, micro_batch: Some(MICRO_BATCH), strategy, budget, slack: 0.0 };
+    let request = Request {
+        global_batch: ROWS,
+        micro_batch: Some(MICRO_BATCH),
+        strategy,
+        budget: ArenaBytes(budget),
+        slack: 0.0,
+    };
     search(request, |rows| program(adapted, &*device, &options, rows)).ok()
 }
 
@@ -408,19 +413,19 @@ fn budgets_and_recompute_change_no_bit_of_adapters_with_dropout_and_peaks_are_as
     ];
     for adapted in all.into_iter().chain(other_kinds()) {
         let most = planned(&adapted, Some(Strategy::None), u64::MAX).unwrap();
-        let (keeps_all, actions) = (most.plan.arena_bytes, most.plan.schedules[&Role::First].actions.len());
+        let (keeps_all, actions) = (most.plan.arena_bytes.0, most.plan.schedules[&Role::First].actions.len());
         let expected = train(&adapted, most);
         assert!(expected.iter().filter(|&&bits| bits != 0).count() > 1000);
         let least = planned(&adapted, Some(Strategy::Minimal), u64::MAX).unwrap();
-        let recomputes = least.plan.arena_bytes;
+        let recomputes = least.plan.arena_bytes.0;
         assert!(recomputes < keeps_all && least.plan.schedules[&Role::First].actions.len() > actions);
         assert!(train(&adapted, least) == expected, "minimal");
 
         let mut peaks = BTreeSet::new();
         for budget in (0..=4).map(|part| recomputes + (keeps_all - recomputes) * part / 4) {
             let Some(choice) = planned(&adapted, None, budget) else { continue };
-            assert!(choice.plan.arena_bytes <= budget);
-            peaks.insert(choice.plan.arena_bytes);
+            assert!(choice.plan.arena_bytes.0 <= budget);
+            peaks.insert(choice.plan.arena_bytes.0);
             assert!(train(&adapted, choice) == expected, "a budget of {budget}");
         }
         assert!(peaks.len() >= 4, "{peaks:?}");

@@ -270,7 +270,7 @@ fn no_dequantised_weight_outlives_its_reader() {
         let whole = plan_for(&plain.model, &*device, &plain.options).unwrap();
         let largest = 4 * 64 * 128;
         let saved = weights.whole_bytes - weights.bytes;
-        let (small, large) = (planned.choice.plan.arena_bytes, whole.choice.plan.arena_bytes);
+        let (small, large) = (planned.choice.plan.arena_bytes.0, whole.choice.plan.arena_bytes.0);
         // The plan holds one dequantised weight at a time more than a plan without codes, and the bytes of alignment.
         assert!(small + saved <= large + 2 * largest, "{strategy}: {small} + {saved}, {large}");
         assert!(planned.choice.plan.schedules.contains_key(&Role::First));

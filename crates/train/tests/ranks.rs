@@ -208,7 +208,7 @@ fn the_end_tells_what_each_rank_held_and_which_was_busy_the_longest() {
     let alone = train(&settings(folder.path(), 1)).end;
     assert_eq!((alone.ranks.len(), alone.slowest_rank), (0, None));
     let trained = train(&settings(folder.path(), 4));
-    let (end, planned) = (&trained.end, trained.session.summary().planned.choice.plan.arena_bytes);
+    let (end, planned) = (&trained.end, trained.session.summary().planned.choice.plan.arena_bytes.0);
     assert_eq!(end.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1, 2, 3]);
     let taken = end.ranks.iter().map(|rank| rank.busy_seconds);
     for rank in &end.ranks {

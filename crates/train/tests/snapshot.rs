@@ -19,8 +19,8 @@ use std::path::Path;
 use plimsoll_graph::{DType, Graph, GraphError, Init, Value, name_hash};
 use plimsoll_model::{Lora, Preset};
 use plimsoll_plan::{
-    Build, Choice, DeviceSpec, Facts, Link, NodeFacts, Request, SearchError, Searcher, Strategy, Tier, Tried,
-    Workspace, file,
+    ArenaBytes, Build, Choice, DeviceSpec, Facts, Link, NodeFacts, ProcessBytes, Request, SearchError,
+    Searcher, Strategy, Tier, Tried, Workspace, file,
 };
 use plimsoll_train::{LanguageModel, Model, Optimizer, Options, Programs, Update};
 
@@ -50,7 +50,7 @@ impl Lines {
     /// Asks for a plan and records the answer; returns the size of the arena if a plan fits.
     fn ask<B: Build>(&mut self, name: &str, searcher: &mut Searcher<B>, request: Request) -> Option<u64> {
         let (line, bytes) = match searcher.search(request) {
-            Ok(choice) => (planned(&choice, request.budget), Some(choice.plan.arena_bytes)),
+            Ok(choice) => (planned(&choice, request.budget), Some(choice.plan.arena_bytes.0)),
             Err(SearchError::Budget { smallest, hints, .. }) => (refused(&smallest, &hints), None),
             Err(other) => (other.to_string(), None),
         };
@@ -66,13 +66,13 @@ impl Lines {
         request: Request,
         shares: &[u64],
     ) {
-        let at = |budget| Request { budget, ..request };
+        let at = |budget| Request { budget: ArenaBytes(budget), ..request };
         let most = self.ask(&format!("{name}, all"), searcher, at(u64::MAX)).unwrap();
         let Err(SearchError::Budget { smallest, hints, .. }) = searcher.search(at(1)) else {
             panic!("{name}: a plan in one byte")
         };
         self.add(&format!("{name}, one byte"), &refused(&smallest, &hints));
-        let least = smallest.arena_bytes.min(most);
+        let least = smallest.arena_bytes.0.min(most);
         for share in shares {
             let budget = least + (most - least) * share / 100;
             self.ask(&format!("{name}, {share} %"), searcher, at(budget));
@@ -105,15 +105,15 @@ fn differences(expected: &str, found: &str) -> Vec<String> {
 }
 
 /// A plan in words, and the hash of its file.
-fn planned(choice: &Choice, budget: u64) -> String {
-    let text = file::write(choice, budget);
+fn planned(choice: &Choice, budget: ArenaBytes) -> String {
+    let text = file::write(choice, ProcessBytes(budget.0));
     let bound = choice.lower_bound_seconds.map_or(0, f64::to_bits);
     format!(
         "{} x {}, {}, {} bytes, {:.6} s, bound {:016x}, file {:016x}",
         choice.accumulation,
         choice.micro_batch,
         choice.plan.strategy,
-        choice.plan.arena_bytes,
+        choice.plan.arena_bytes.0,
         choice.step_seconds(),
         bound,
         name_hash(&text)
@@ -132,13 +132,13 @@ fn tried(tried: &Tried) -> String {
         if tried.tiled { " tiled" } else { "" },
         tried.strategy,
         tried.scratch,
-        tried.arena_bytes,
+        tried.arena_bytes.0,
         tried.step_seconds.to_bits()
     )
 }
 
 fn request(global_batch: usize, micro_batch: Option<usize>) -> Request {
-    Request { global_batch, micro_batch, strategy: None, budget: u64::MAX, slack: 0.0 }
+    Request { global_batch, micro_batch, strategy: None, budget: ArenaBytes::MAX, slack: 0.0 }
 }
 
 fn spec(name: &str) -> DeviceSpec {
@@ -223,7 +223,7 @@ fn searches_that_leave_more_or_less_open_find_the_plans_of_the_table() {
         let (model, options) = (preset(name), Options { global_batch: batch, ..Options::default() });
         let mut searcher = searcher(&model, &options, |graph| ada.facts(graph));
         lines.ask_between(&format!("{name} free"), &mut searcher, request(batch, None), shares);
-        let spared = Request { slack: 0.01, budget: 8 << 30, ..request(batch, None) };
+        let spared = Request { slack: 0.01, budget: ArenaBytes(8 << 30), ..request(batch, None) };
         lines.ask(&format!("{name} spared"), &mut searcher, spared);
     }
     // One question, for which nothing is kept.
@@ -231,14 +231,18 @@ fn searches_that_leave_more_or_less_open_find_the_plans_of_the_table() {
     for gibibytes in [1, 3] {
         let mut once =
             Searcher::once(Programs { model: &model, facts: |g: &Graph| l4.facts(g), options: &options });
-        lines.ask("s once", &mut once, Request { budget: gibibytes << 30, ..request(6, None) });
+        lines.ask("s once", &mut once, Request { budget: ArenaBytes(gibibytes << 30), ..request(6, None) });
     }
     let mut named = searcher(&model, &options, |graph| l4.facts(graph));
     for strategy in STRATEGIES {
         let asked = Request { strategy: Some(strategy), ..request(6, None) };
         lines.ask(&format!("s {strategy}, all"), &mut named, asked);
-        lines.ask(&format!("s {strategy}, tight"), &mut named, Request { budget: 240 << 20, ..asked });
-        let pinned = Request { micro_batch: Some(3), budget: 222 << 20, ..asked };
+        lines.ask(
+            &format!("s {strategy}, tight"),
+            &mut named,
+            Request { budget: ArenaBytes(240 << 20), ..asked },
+        );
+        let pinned = Request { micro_batch: Some(3), budget: ArenaBytes(222 << 20), ..asked };
         lines.ask(&format!("s {strategy}, pinned"), &mut named, pinned);
     }
     lines.compare("searches");
@@ -317,29 +321,30 @@ fn curves_and_comparisons_are_those_of_the_table() {
         let facts = |graph: &Graph| Facts { link, ..lean_facts(graph) };
         let mut searcher = searcher(&model, &options, facts);
         let unbudgeted = plimsoll_plan::unbudgeted(&mut searcher, request(4, None)).unwrap();
-        let asked = Request { budget: unbudgeted.arena_bytes / 2, ..request(4, None) };
+        let asked = Request { budget: ArenaBytes(unbudgeted.arena_bytes.0 / 2), ..request(4, None) };
         let choice = searcher.search(asked).unwrap();
         lines.add(&format!("{name}: chosen"), &planned(&choice, asked.budget));
-        let budgets = plimsoll_plan::spread(unbudgeted.arena_bytes / 6, unbudgeted.arena_bytes, 8);
+        let budgets =
+            plimsoll_plan::spread(ArenaBytes(unbudgeted.arena_bytes.0 / 6), unbudgeted.arena_bytes, 8);
         let chosen = plimsoll_plan::Point::of(&choice);
         let curve = plimsoll_plan::curve(&mut searcher, asked, &budgets).unwrap();
         let faster = plimsoll_plan::faster(&mut searcher, asked, chosen, unbudgeted).unwrap();
         for (kind, points) in [("curve", curve), ("faster", faster)] {
             for point in points {
                 let bound = point.lower_bound_seconds.map_or(0, f64::to_bits);
-                let (bytes, bits) = (point.arena_bytes, point.step_seconds.to_bits());
+                let (bytes, bits) = (point.arena_bytes.0, point.step_seconds.to_bits());
                 let text = format!("{bytes} bytes {bits:016x} bound {bound:016x} of {}", point.micro_batch);
                 lines.add(&format!("{name}: {kind}"), &text);
             }
         }
         for row in plimsoll_plan::compare(&mut searcher, asked, &choice).unwrap() {
-            let (bytes, bits) = (row.arena_bytes, row.step_seconds.to_bits());
+            let (bytes, bits) = (row.arena_bytes.0, row.step_seconds.to_bits());
             lines.add(&format!("{name}: {}", row.name), &format!("{} {bytes} {bits:016x}", row.micro_batch));
         }
         let fits: Vec<bool> = (10..20)
             .map(|part| {
-                let budget = unbudgeted.arena_bytes * part / 40;
-                searcher.fits(Request { budget, ..asked }).unwrap()
+                let budget = unbudgeted.arena_bytes.0 * part / 40;
+                searcher.fits(Request { budget: ArenaBytes(budget), ..asked }).unwrap()
             })
             .collect();
         lines.add(&format!("{name}: fits"), &format!("{fits:?}"));

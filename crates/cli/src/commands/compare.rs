@@ -25,7 +25,7 @@ pub(crate) fn table(summary: &Summary, rows: &[Compared]) -> String {
     let mut text = String::from("strategy      micro-batch      memory        step   slowdown\n");
     for row in rows {
         let batch = format!("{} × {}", row.micro_batch, row.accumulation);
-        let memory = size(summary.process_bytes(row.arena_bytes));
+        let memory = size(summary.process_bytes(row.arena_bytes).0);
         let verdict = if row.fits { "" } else { "   does not fit" };
         let (seconds, slowdown) = (row.step_seconds, 100.0 * row.slowdown);
         let _ = writeln!(
@@ -43,8 +43,8 @@ pub(crate) fn json(summary: &Summary, row: &Compared) -> Value {
         "strategy": row.name,
         "micro_batch": row.micro_batch,
         "accumulation": row.accumulation,
-        "planned_peak_bytes": row.arena_bytes,
-        "process_bytes": summary.process_bytes(row.arena_bytes),
+        "planned_peak_bytes": row.arena_bytes.0,
+        "process_bytes": summary.process_bytes(row.arena_bytes).0,
         "predicted_step_seconds": row.step_seconds,
         "slowdown": row.slowdown,
         "fits": row.fits,

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::json;
 
 use plimsoll::devices::DeviceKind;
+use plimsoll::planning::ProcessBytes;
 use plimsoll::training::Config;
 use plimsoll::training::data::Tokenizer;
 use plimsoll::training::generate::GenerationConfig;
@@ -79,7 +80,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         written.is_ok()
     })?;
     written.and_then(|()| writeln!(out)).map_err(|error| Failure::output(&error))?;
-    Ok(budget.stayed_inside(generator.held()?)?)
+    Ok(budget.stayed_inside(ProcessBytes(generator.held()?))?)
 }
 
 /// The device that computes, and how the memory that it computes in divides.

@@ -27,7 +27,7 @@ pub(crate) fn write(
     let curve = curve(questions, summary)?;
     let on_curve = |point: &Point| {
         json!({
-            "bytes": summary.process_bytes(point.arena_bytes),
+            "bytes": summary.process_bytes(point.arena_bytes).0,
             "seconds": point.step_seconds,
             "bound": point.lower_bound_seconds,
             "micro_batch": point.micro_batch,

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use plimsoll::TrainError;
-use plimsoll::planning::largest;
+use plimsoll::planning::{ArenaBytes, largest};
 use plimsoll::training::job::DeviceFacts;
 use plimsoll::training::memory::Budget;
 use plimsoll::training::{Config, LanguageModel, RawConfig, fits_within};
@@ -45,12 +45,12 @@ impl Answer {
     }
 
     /// As JSON, with the arena of its plan.
-    pub(crate) fn json(&self, planned_peak_bytes: u64) -> Value {
+    pub(crate) fn json(&self, planned_peak: ArenaBytes) -> Value {
         json!({
             "what": self.what.name(),
             "value": self.value,
             "most": self.most,
-            "planned_peak_bytes": planned_peak_bytes,
+            "planned_peak_bytes": planned_peak.0,
         })
     }
 }

@@ -2,14 +2,15 @@
 
 use std::fmt::Write as _;
 
+use plimsoll::planning::ProcessBytes;
 use plimsoll::training::job::{MethodFigures, MethodPlan, MethodRow};
 use serde_json::{Value, json};
 
 use crate::table::size;
 
 /// The rows as a table, the reported quality below it.
-pub(crate) fn table(rows: &[MethodRow], budget: u64, tokens: usize) -> String {
-    let mut text = format!("methods in {}\n", size(budget));
+pub(crate) fn table(rows: &[MethodRow], budget: ProcessBytes, tokens: usize) -> String {
+    let mut text = format!("methods in {}\n", size(budget.0));
     text.push_str("method                 trained        least      planned        step    tokens/s\n");
     for MethodRow { method, figures, .. } in rows {
         let _ = write!(text, "{:<20}", method.name);
@@ -32,12 +33,12 @@ pub(crate) fn table(rows: &[MethodRow], budget: u64, tokens: usize) -> String {
 
 fn row(text: &mut String, figures: &MethodFigures, tokens: usize) {
     let MethodFigures { trained, least_bytes, plan, .. } = *figures;
-    let _ = write!(text, "{:>10}{:>13}", parameters(trained), size(least_bytes));
+    let _ = write!(text, "{:>10}{:>13}", parameters(trained), size(least_bytes.0));
     let _ = match plan {
         Some(MethodPlan { process_bytes, step_seconds, passes }) => {
             let passes = if passes > 2 { format!("   {passes} forward passes") } else { String::new() };
             let rate = tokens as f64 / step_seconds;
-            writeln!(text, "{:>13}{step_seconds:>10.3} s{rate:>12.0}{passes}", size(process_bytes))
+            writeln!(text, "{:>13}{step_seconds:>10.3} s{rate:>12.0}{passes}", size(process_bytes.0))
         }
         None => writeln!(text, "   does not fit"),
     };
@@ -61,9 +62,9 @@ pub(crate) fn json(row: &MethodRow) -> Value {
         Err(why) => json!({ "fits": false, "refused": why }),
         Ok(MethodFigures { trained, least_bytes, plan, .. }) => json!({
             "trained_parameters": trained,
-            "least_bytes": least_bytes,
+            "least_bytes": least_bytes.0,
             "fits": plan.is_some(),
-            "process_bytes": plan.map(|plan| plan.process_bytes),
+            "process_bytes": plan.map(|plan| plan.process_bytes.0),
             "predicted_step_seconds": plan.map(|plan| plan.step_seconds),
             "passes": plan.map(|plan| plan.passes),
         }),

@@ -146,7 +146,7 @@ fn beside_each_other(
     if args.json {
         let rows: Vec<Value> = rows.iter().map(methods_table::json).collect();
         let fields =
-            serde_json::json!({ "device": config.target.name(), "budget_bytes": total, "methods": rows });
+            serde_json::json!({ "device": config.target.name(), "budget_bytes": total.0, "methods": rows });
         return Ok(format!("{fields}\n"));
     }
     let tokens = config.options.global_batch * config.model.seq_len;
@@ -199,7 +199,7 @@ fn answered(
     }
     let mut out = format!("{title}\n").into_bytes();
     if let Some(answer) = answer {
-        out.extend(answer.sentence(&table::size(summary.planned.budget.total)).into_bytes());
+        out.extend(answer.sentence(&table::size(summary.planned.budget.total.0)).into_bytes());
     }
     table::plan(&mut out, summary).map_err(|error| Failure::output(&error))?;
     let mut text = String::from_utf8_lossy(&out).into_owned();

@@ -13,7 +13,7 @@ pub(crate) fn table(rows: &[ScalingRow], tokens: usize) -> String {
         "ranks        least       memory   sent a step        step     exposed  efficiency      tokens/s\n"
             .to_owned();
     for ScalingRow { ranks, least_bytes, figures } in rows {
-        let _ = write!(text, "{ranks:>5}{:>13}", size(*least_bytes));
+        let _ = write!(text, "{ranks:>5}{:>13}", size(least_bytes.0));
         let _ = match figures {
             Some(figures) => line(&mut text, *ranks, figures, tokens),
             None => writeln!(text, "   does not fit"),
@@ -34,7 +34,7 @@ fn line(text: &mut String, ranks: usize, figures: &ScalingFigures, tokens: usize
     writeln!(
         text,
         "{:>13}{:>14}{step_seconds:>10.3} s{exposed:>10.3} s{:>10.1} %{rate:>14.0}",
-        size(*process_bytes),
+        size(process_bytes.0),
         size(sent),
         100.0 * efficiency
     )
@@ -43,14 +43,14 @@ fn line(text: &mut String, ranks: usize, figures: &ScalingFigures, tokens: usize
 /// One row, by the names that scripts rely on.
 pub(crate) fn json(row: &ScalingRow) -> Value {
     let Some(figures) = &row.figures else {
-        return json!({ "ranks": row.ranks, "fits": false, "least_memory_bytes": row.least_bytes });
+        return json!({ "ranks": row.ranks, "fits": false, "least_memory_bytes": row.least_bytes.0 });
     };
     let traffic = figures.traffic;
     json!({
         "ranks": row.ranks,
         "fits": true,
-        "least_memory_bytes": row.least_bytes,
-        "memory_bytes": figures.process_bytes,
+        "least_memory_bytes": row.least_bytes.0,
+        "memory_bytes": figures.process_bytes.0,
         "step_seconds": figures.step_seconds,
         "wire_bytes_per_step": traffic.map_or(0, |traffic| traffic.wire_bytes),
         "exchange_seconds": traffic.map_or(0.0, |traffic| traffic.seconds),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use plimsoll::TrainError;
+use plimsoll::planning::ProcessBytes;
 use plimsoll::training::job::{BetterStep, DiskNeed, Finished, Session};
 use plimsoll::training::trainer::{EndRecord, RankRecord, write_line};
 use plimsoll::training::trainer::{Event, Listener};
@@ -172,7 +173,7 @@ impl Listener<Failure> for Lines {
 }
 
 /// The result of a run.
-pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
+pub(crate) fn summary(end: &EndRecord, budget: ProcessBytes) -> String {
     let best = end.best.map_or_else(String::new, |best| {
         let early = if end.stopped_early { "; stopped early, as it no longer got better" } else { "" };
         format!("best validation loss {:.4} after step {}{early}\n", best.eval_loss, best.step)
@@ -186,7 +187,7 @@ pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
         table::size(end.measured_peak_bytes),
         if host.is_empty() { "process" } else { "card" },
         table::size(end.process_peak_bytes),
-        table::size(budget),
+        table::size(budget.0),
         end.tokens_per_second
     )
 }

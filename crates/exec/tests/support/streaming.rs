@@ -3,7 +3,7 @@
 use plimsoll_exec::{Data, Device, Engine};
 use plimsoll_graph::op::{AdamW, Moments, Stored, Weights};
 use plimsoll_graph::{DType, Graph, Init, Op, Phase, StateKind, differentiate, gradient_name};
-use plimsoll_plan::{Action, Choice, Costed, Program, Request, Role, Schedule, search};
+use plimsoll_plan::{Action, ArenaBytes, Choice, Costed, Program, Request, Role, Schedule, search};
 
 #[path = "disk.rs"]
 pub(crate) mod disk;
@@ -55,8 +55,14 @@ pub(crate) fn left_open(schedule: &Schedule) -> usize {
 
 /// A plan whose moments, and nothing else, are on the disk.
 pub(crate) fn streaming() -> Choice {
-    let request = |budget| Request { global_batch: 1, micro_batch: None, strategy: None, budget, slack: 0.0 };
-    let most = search(request(u64::MAX), |_| Ok(program())).unwrap().plan.arena_bytes;
+    let request = |budget| Request {
+        global_batch: 1,
+        micro_batch: None,
+        strategy: None,
+        budget: ArenaBytes(budget),
+        slack: 0.0,
+    };
+    let most = search(request(u64::MAX), |_| Ok(program())).unwrap().plan.arena_bytes.0;
     let moment = (WIDTH * WIDTH * 4) as u64;
     let choice = search(request(most - 2 * moment), |_| Ok(program())).unwrap();
     let away = choice.plan.states.iter().filter(|range| range.tier.is_some());

@@ -21,6 +21,7 @@ use std::fmt::{self, Write as _};
 use plimsoll_graph::name_hash;
 use serde_json::{Map, Value, json};
 
+use crate::bytes::{ArenaBytes, ProcessBytes};
 use crate::device::Scratch;
 use crate::offload::Residency;
 use crate::plan::{ByPurpose, Draft, PlanError};
@@ -98,8 +99,8 @@ impl From<PlanError> for PlanFileError {
     }
 }
 
-/// The text of a plan file; `budget` is the number of bytes that the arena was allowed.
-pub fn write(choice: &Choice, budget: u64) -> String {
+/// The text of a plan file; `budget` is what the process was allowed.
+pub fn write(choice: &Choice, budget: ProcessBytes) -> String {
     let Choice { plan, program, micro_batch, accumulation, lower_bound_seconds } = choice;
     let schedules: Map<String, Value> = plan
         .schedules
@@ -114,14 +115,14 @@ pub fn write(choice: &Choice, budget: u64) -> String {
         "graphs": graph_hashes(program),
         "items": items::items(&program.train.graph),
         "device": device_hash(program),
-        "budget_bytes": budget,
+        "budget_bytes": budget.0,
         "micro_batch": micro_batch,
         "accumulation": accumulation,
         "tiled": program.train.graph.tile_rows().is_some(),
         "passes": program.passes(),
         "recompute": plan.strategy.to_string(),
         "scratch": if plan.scratch == Scratch::Best { "best" } else { "least" },
-        "arena_bytes": plan.arena_bytes,
+        "arena_bytes": plan.arena_bytes.0,
         "liveness_bound_bytes": plan.liveness_bound,
         "lower_bound_seconds": lower_bound_seconds,
         "micro_batch_seconds": plan.micro_batch_seconds,
@@ -139,7 +140,7 @@ pub struct Saved {
     body: Value,
     micro_batch: usize,
     accumulation: usize,
-    budget: u64,
+    budget: ProcessBytes,
 }
 
 impl Saved {
@@ -164,7 +165,8 @@ impl Saved {
         }
         let count = |name: &str| rows::count(&body, name, name).and_then(|n| positive(n, name));
         let (micro_batch, accumulation) = (count("micro_batch")?, count("accumulation")?);
-        Ok(Saved { micro_batch, accumulation, budget: rows::whole(&body, "budget_bytes")?, body })
+        let budget = ProcessBytes(rows::whole(&body, "budget_bytes")?);
+        Ok(Saved { body, micro_batch, accumulation, budget })
     }
 
     /// Rows of one micro-batch.
@@ -188,8 +190,8 @@ impl Saved {
         self.body.get("passes").and_then(Value::as_u64) == Some(2)
     }
 
-    /// Bytes the arena was allowed when the plan was made.
-    pub fn budget(&self) -> u64 {
+    /// Bytes the process was allowed when the plan was made.
+    pub fn budget(&self) -> ProcessBytes {
         self.budget
     }
 
@@ -244,7 +246,7 @@ impl Saved {
                 "least" => Scratch::Least,
                 _ => return Err(rows::field("scratch", "`best` or `least`")),
             },
-            arena_bytes: rows::whole(body, "arena_bytes")?,
+            arena_bytes: ArenaBytes(rows::whole(body, "arena_bytes")?),
             liveness_bound: rows::whole(body, "liveness_bound_bytes")?,
             states: self.states(program)?,
             schedules,

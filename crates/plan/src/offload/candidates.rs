@@ -25,7 +25,7 @@ use std::rc::Rc;
 use super::residency::{Division, StateAway, StateOrder, rungs};
 use super::transfers::{ResidentRuns, Transfers};
 use super::updates::{KnownUpdates, TimedUpdate};
-use crate::bytes::TransientBytes;
+use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
 use crate::optimum::{Ladder, Optimum};
 use crate::program::{Costed, Program};
@@ -97,8 +97,8 @@ pub(crate) struct Found {
     /// Times of a micro-batch and of the update, once they are known.
     pub(crate) seconds: Option<(f64, f64)>,
     /// Arena sizes in which it is known to fit, and known not to fit.
-    pub(crate) fits: Option<u64>,
-    pub(crate) fails: u64,
+    pub(crate) fits: Option<ArenaBytes>,
+    pub(crate) fails: ArenaBytes,
 }
 
 /// Everything on offer for one micro-batch and amount of scratch.
@@ -212,8 +212,9 @@ impl ResidencyOption {
 
     /// No plan takes fewer bytes here, however little a micro-batch takes: this state stays, and the update has its own in
     /// for a stay.
-    pub(crate) fn least_bytes(&self) -> u64 {
-        self.resident + self.update.as_ref().map_or(0, |update| update.transfers().least_bytes())
+    pub(crate) fn least_bytes(&self) -> ArenaBytes {
+        let transient = self.update.as_ref().map_or(0, |update| update.transfers().least_bytes());
+        TransientBytes(transient).arena(self.resident)
     }
 
     /// No update that keeps a limit is faster here.

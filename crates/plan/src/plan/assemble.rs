@@ -220,7 +220,7 @@ impl<'a> Assembly<'a> {
 
     fn finish(self, program: &Program, strategy: Strategy) -> Draft {
         let persistent = self.residency.resident_bytes();
-        let arena_bytes = TransientBytes(self.transient).arena(persistent).0;
+        let arena_bytes = TransientBytes(self.transient).arena(persistent);
         let (bound, mut by_purpose) = self.fullest.unwrap_or_default();
         for range in self.residency.states.iter().filter(|range| range.tier.is_none()) {
             by_purpose.add(range.purpose, range.bytes);

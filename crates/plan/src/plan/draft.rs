@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::bytes::ArenaBytes;
 use crate::device::Scratch;
 use crate::program::{Purpose, Role, StateRange};
 use crate::recompute::Strategy;
@@ -16,7 +17,7 @@ pub struct Draft {
     /// How much scratch actions get.
     pub scratch: Scratch,
     /// Size of the arena: the highest byte end of any buffer, and so the peak.
-    pub arena_bytes: u64,
+    pub arena_bytes: ArenaBytes,
     /// The largest sum of bytes alive at one time. No layout of these schedules is smaller.
     pub liveness_bound: u64,
     /// All state, in the order it lies in the arena.
@@ -75,7 +76,7 @@ impl ByPurpose {
     }
 
     /// The same in an arena of this many bytes: bytes without a purpose are free.
-    pub(super) fn in_arena(self, arena_bytes: u64) -> ByPurpose {
-        ByPurpose { free: arena_bytes - self.bytes.iter().sum::<u64>(), ..self }
+    pub(super) fn in_arena(self, arena: ArenaBytes) -> ByPurpose {
+        ByPurpose { free: arena.0 - self.bytes.iter().sum::<u64>(), ..self }
     }
 }

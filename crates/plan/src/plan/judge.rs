@@ -46,7 +46,7 @@ impl Draft {
             graph: &part.graph,
             schedule: &self.schedules[&role],
         });
-        replay_all(&judged.collect::<Vec<_>>(), self.arena_bytes)
+        replay_all(&judged.collect::<Vec<_>>(), self.arena_bytes.0)
             .map_err(|(role, error)| PlanError::Refused { schedule: role.name(), error })?;
         Ok(Plan(self))
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use plimsoll_graph::StateKind;
 
 use super::draft::Draft;
+use crate::bytes::ArenaBytes;
 use crate::device::{Lane, Tier};
 use crate::program::{Costed, Program, StateRange};
 use crate::schedule::ranges::Ranges;
@@ -24,7 +25,7 @@ pub(super) struct Unsound {
 /// Checks all schedules that `program` needs.
 pub(super) fn check(draft: &Draft, program: &Program) -> Result<(), Unsound> {
     let wrong = |place: &str, expected| Err(Unsound { place: place.to_owned(), expected });
-    if draft.arena_bytes > MOST_BYTES {
+    if draft.arena_bytes > ArenaBytes(MOST_BYTES) {
         return wrong("arena_bytes", "a size that a machine can have");
     }
     let inside = |range: &StateRange| range.offset <= MOST_BYTES && range.bytes <= MOST_BYTES;
@@ -45,7 +46,7 @@ pub(super) fn check(draft: &Draft, program: &Program) -> Result<(), Unsound> {
 struct Checked<'a> {
     part: &'a Costed,
     schedule: &'a Schedule,
-    arena_bytes: u64,
+    arena_bytes: ArenaBytes,
     /// The ranges of the plan, by name.
     states: &'a BTreeMap<&'a str, &'a StateRange>,
 }
@@ -85,7 +86,7 @@ impl Checked<'_> {
             return Err("a buffer of this program, states first");
         }
         let end = buffer.offset.checked_add(buffer.bytes);
-        if end.is_none_or(|end| end > self.arena_bytes) {
+        if end.is_none_or(|end| end > self.arena_bytes.0) {
             return Err("inside the arena");
         }
         if buffer.start >= buffer.end || buffer.end > self.schedule.actions.len().max(1) {

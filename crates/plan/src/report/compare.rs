@@ -3,6 +3,7 @@
 //! The strategies are compared at one micro-batch, the one that was fixed or the whole global batch, with
 //! all the scratch they can use, as a trainer without a planner would run them.
 
+use crate::bytes::ArenaBytes;
 use crate::program::Build;
 use crate::recompute::Strategy;
 use crate::search::{Choice, Request, SearchError, Searcher, Tried};
@@ -17,7 +18,7 @@ pub struct Compared {
     /// Micro-batches of one step.
     pub accumulation: usize,
     /// Size of the arena.
-    pub arena_bytes: u64,
+    pub arena_bytes: ArenaBytes,
     /// Predicted time of one step.
     pub step_seconds: f64,
     /// Time relative to keeping everything at the common micro-batch, less 1.
@@ -41,7 +42,7 @@ pub fn compare(
     auto: &Choice,
 ) -> Result<Vec<Compared>, SearchError> {
     let common = request.micro_batch.unwrap_or(request.global_batch);
-    let mut rows: Vec<(String, usize, u64, f64)> = Vec::new();
+    let mut rows: Vec<(String, usize, ArenaBytes, f64)> = Vec::new();
     let row = |name: &str, tried: &Tried| {
         (name.to_owned(), tried.micro_batch, tried.arena_bytes, tried.step_seconds)
     };

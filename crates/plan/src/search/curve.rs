@@ -9,6 +9,7 @@ use super::error::SearchError;
 use super::request::Request;
 use super::searcher::Searcher;
 use super::tried::{Choice, Tried};
+use crate::bytes::ArenaBytes;
 use crate::program::{Build, Program};
 use crate::recompute::Strategy;
 
@@ -23,7 +24,7 @@ const WORTH: f64 = 0.005;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     /// Size of the arena, or of the budget that is answered this fast.
-    pub arena_bytes: u64,
+    pub arena_bytes: ArenaBytes,
     /// Predicted time of one step.
     pub step_seconds: f64,
     /// A lower bound on the time of any schedule in the requested budget, if one is known.
@@ -83,7 +84,7 @@ pub fn unbudgeted(searcher: &mut Searcher<impl Build>, request: Request) -> Resu
 pub fn curve(
     searcher: &mut Searcher<impl Build>,
     request: Request,
-    budgets: &[u64],
+    budgets: &[ArenaBytes],
 ) -> Result<Vec<Point>, SearchError> {
     let mut points: Vec<Point> = Vec::new();
     for &budget in budgets {
@@ -140,13 +141,13 @@ pub fn faster(
 
 /// `count` sizes above `from`, each larger than the one before by the same ratio, the last `to`. None when
 /// `to` is not above `from`.
-pub fn spread(from: u64, to: u64, count: u32) -> Vec<u64> {
+pub fn spread(ArenaBytes(from): ArenaBytes, ArenaBytes(to): ArenaBytes, count: u32) -> Vec<ArenaBytes> {
     if to <= from || from == 0 {
         return Vec::new();
     }
     let ratio = to as f64 / from as f64;
     let size = |index: u32| (from as f64 * ratio.powf(f64::from(index) / f64::from(count))).ceil() as u64;
-    (1..count).map(size).chain([to]).collect()
+    (1..count).map(size).chain([to]).map(ArenaBytes).collect()
 }
 
 /// Time of a step in which every node runs once with all the scratch it can use.
@@ -163,8 +164,9 @@ mod tests {
 
     #[test]
     fn sizes_are_spread_evenly_in_ratio_and_end_where_they_should() {
-        assert_eq!(spread(100, 1600, 4), [200, 400, 800, 1600]);
-        assert_eq!(spread(100, 100, 4), Vec::<u64>::new());
-        assert_eq!(spread(0, 100, 4), Vec::<u64>::new());
+        let spread = |from, to| spread(ArenaBytes(from), ArenaBytes(to), 4);
+        assert_eq!(spread(100, 1600), [200, 400, 800, 1600].map(ArenaBytes));
+        assert_eq!(spread(100, 100), []);
+        assert_eq!(spread(0, 100), []);
     }
 }

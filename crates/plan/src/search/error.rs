@@ -5,6 +5,7 @@ use std::fmt;
 use plimsoll_graph::GraphError;
 
 use super::tried::Tried;
+use crate::bytes::ArenaBytes;
 use crate::plan::PlanError;
 use crate::program::StateDiffers;
 use crate::recompute::Strategy;
@@ -22,7 +23,7 @@ pub enum SearchError {
     /// Nothing fits.
     Budget {
         /// Bytes the arena was allowed.
-        budget: u64,
+        budget: ArenaBytes,
         /// The smallest plan of the request.
         smallest: Tried,
         /// Plans that fit without the settings that the user fixed, fastest first.

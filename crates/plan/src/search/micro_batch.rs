@@ -44,7 +44,7 @@ impl<'a> MicroBatch<'a> {
 
     /// Bytes that the budget leaves to the transient part where all state stays.
     pub(super) fn room(&self) -> TransientBytes {
-        ArenaBytes(self.request.budget).transient(self.tables.state_bytes())
+        self.request.budget.transient(self.tables.state_bytes())
     }
 
     /// Whether state and the largest operands of a node fit: cheap, and true whenever any plan fits.
@@ -54,7 +54,7 @@ impl<'a> MicroBatch<'a> {
 
     /// Whether the state that cannot be away fits.
     pub(super) fn state_can_fit(&self) -> Result<bool, SearchError> {
-        Ok(self.tables.least_state_bytes()? <= self.request.budget)
+        Ok(ArenaBytes(self.tables.least_state_bytes()?) <= self.request.budget)
     }
 
     /// Micro-batches of one step.
@@ -106,7 +106,7 @@ impl<'a> MicroBatch<'a> {
         let here = self.tables.state_bytes();
         let link = self.program().train.facts.link.as_ref();
         let forced = |away: u64| {
-            let bytes = ArenaBytes(self.request.budget.saturating_add(away)).transient(here);
+            let bytes = ArenaBytes(self.request.budget.0.saturating_add(away)).transient(here);
             let pass = self.tables.lower_bound(Scratch::Best, bytes, link).unwrap_or(0.0);
             self.step_seconds(pass, Scratch::Best)
         };
@@ -129,7 +129,7 @@ impl<'a> MicroBatch<'a> {
     ) -> Option<Tried> {
         let Costed { graph, facts } = &self.program().train;
         let (state, room) = (self.tables.state_bytes(), self.room());
-        if state > self.request.budget || self.tables.beside_bytes(scratch) > room {
+        if ArenaBytes(state) > self.request.budget || self.tables.beside_bytes(scratch) > room {
             return None;
         }
         let sequence = micro_batch(graph, order);
@@ -143,7 +143,7 @@ impl<'a> MicroBatch<'a> {
         self.tables.work.look(sequence.executions.len());
         let slots = slots_of(graph, facts, scratch, &sequence);
         let peak = TransientBytes(fits(&slots, room.0, f64::INFINITY, Effort::PLAN)?);
-        let arena_bytes = peak.max(beside).arena(state).0;
+        let arena_bytes = peak.max(beside).arena(state);
         let (micro_batch, tiled, tiered) = (self.rows, self.tiled, Tiered::default());
         Some(Tried { micro_batch, tiled, strategy, scratch, arena_bytes, step_seconds, rung, tiered })
     }
@@ -184,7 +184,7 @@ impl<'a> MicroBatch<'a> {
             tiled: self.tiled,
             strategy,
             scratch,
-            arena_bytes: TransientBytes(bound).max(beside).arena(state).0,
+            arena_bytes: TransientBytes(bound).max(beside).arena(state),
             step_seconds: micro_batches + self.tables.update_seconds(scratch),
             rung,
             tiered: Tiered::default(),
@@ -219,13 +219,13 @@ pub(super) struct Unplaced {
 
 impl Unplaced {
     /// No layout takes fewer bytes.
-    pub(super) fn least_bytes(&self) -> u64 {
+    pub(super) fn least_bytes(&self) -> ArenaBytes {
         self.entry.arena_bytes
     }
 
     /// The entry with the bytes of its layout.
     pub(super) fn placed(self) -> Tried {
         let peak = TransientBytes(layout(&self.slots).peak).max(self.beside);
-        Tried { arena_bytes: peak.arena(self.state).0, ..self.entry }
+        Tried { arena_bytes: peak.arena(self.state), ..self.entry }
     }
 }

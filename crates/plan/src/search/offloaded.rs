@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 use super::error::SearchError;
 use super::micro_batch::MicroBatch;
 use super::tried::Tried;
-use crate::bytes::TransientBytes;
+use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
 use crate::layout::{Effort, fits, slots_of};
 use crate::offload::{Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption, Transfers};
@@ -119,7 +119,9 @@ impl<'a> BestFirst<'a> {
     /// best.
     fn promise(&mut self) -> f64 {
         let mut best = f64::INFINITY;
-        let fits = |(_, residency): &(usize, &ResidencyOption)| residency.resident <= self.of.request.budget;
+        let fits = |(_, residency): &(usize, &ResidencyOption)| {
+            ArenaBytes(residency.resident) <= self.of.request.budget
+        };
         let residencies: Vec<(usize, &ResidencyOption)> =
             self.candidates.residencies.iter().enumerate().filter(fits).collect();
         for (residency, _) in residencies {
@@ -183,8 +185,8 @@ impl<'a> BestFirst<'a> {
     }
 
     /// Bytes of the budget that a residency leaves.
-    fn room(&self, residency: &ResidencyOption) -> u64 {
-        self.of.request.budget.saturating_sub(residency.resident)
+    fn room(&self, residency: &ResidencyOption) -> TransientBytes {
+        self.of.request.budget.transient(residency.resident)
     }
 
     fn order(&self, recomputation: usize) -> Option<&Ordered> {
@@ -197,7 +199,7 @@ impl<'a> BestFirst<'a> {
     fn ordered(&self, candidate: Candidate) -> Option<Candidate> {
         let residency = &self.candidates.residencies[candidate.residency];
         let transfers = &self.order(candidate.recomputation)?.runs.transfers;
-        let pass = transfers.lower_bound(self.room(residency)).max(residency.weights_seconds);
+        let pass = transfers.lower_bound(self.room(residency).0).max(residency.weights_seconds);
         let seconds = self.step_of(pass, residency.update_least(self.update_seconds));
         Some(Candidate { seconds, known: Known::Order, ..candidate })
     }
@@ -212,7 +214,8 @@ impl<'a> BestFirst<'a> {
             self.candidates.limits.borrow_mut().insert(pair, limits.unwrap_or_default());
         }
         let known = self.candidates.limits.borrow();
-        let inside = known[&pair].iter().filter(|limit| limit.bytes.max(limit.least_bytes) <= room);
+        let inside =
+            known[&pair].iter().filter(|limit| TransientBytes(limit.bytes.max(limit.least_bytes)) <= room);
         let update = |limit: &Limit| residency.update_bound(limit.bytes, self.update_seconds);
         let bound = |limit: &Limit| Candidate {
             seconds: self.step_of(limit.pass_seconds, update(limit)),
@@ -306,9 +309,9 @@ impl<'a> BestFirst<'a> {
         let smallest =
             limit == 0 && ends && self.candidates.recomputations[candidate.recomputation].rung.is_none();
         let (hope, effort) = if smallest { (f64::INFINITY, Effort::PLAN) } else { (HOPE, Effort::TRIAL) };
-        let Some(peak) = fits(&slots, self.room(residency), hope, effort) else { return Ok(()) };
+        let Some(peak) = fits(&slots, self.room(residency).0, hope, effort) else { return Ok(()) };
         let arena_bytes = if residency.away == 0 {
-            TransientBytes(peak).max(self.of.tables.beside_bytes(self.scratch)).arena(residency.resident).0
+            TransientBytes(peak).max(self.of.tables.beside_bytes(self.scratch)).arena(residency.resident)
         } else {
             // The other schedules that stream state have to fit too, and may take longer for it.
             let Some(Ordered { order, .. }) = self.order(candidate.recomputation) else { return Ok(()) };
@@ -320,7 +323,7 @@ impl<'a> BestFirst<'a> {
             found.seconds = Some((pass_seconds, plan.update_seconds));
             plan.arena_bytes
         };
-        (found.fits, found.fails) = (Some(arena_bytes), arena_bytes.saturating_sub(1));
+        (found.fits, found.fails) = (Some(arena_bytes), ArenaBytes(arena_bytes.0.saturating_sub(1)));
         Ok(())
     }
 

@@ -31,7 +31,7 @@ pub(super) fn fastest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<()
             break;
         }
         // Where not even the state fits, something has to be sent away.
-        if of.tables.state_bytes() <= of.request.budget {
+        if ArenaBytes(of.tables.state_bytes()) <= of.request.budget {
             resident_plans(of, scratch, tried);
         }
         offloaded(of, scratch, tried)?;
@@ -93,9 +93,9 @@ pub(super) fn named_plans(of: MicroBatch, strategies: &[Strategy], tried: &mut V
 pub(super) fn smallest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
     let mut offloaded = Vec::new();
     smallest_offloaded(of, Strategy::None, &mut offloaded)?;
-    let least = offloaded.iter().map(|entry| entry.arena_bytes).min().unwrap_or(u64::MAX);
+    let least = offloaded.iter().map(|entry| entry.arena_bytes).min().unwrap_or(ArenaBytes::MAX);
     // No plan with all state in the arena takes fewer bytes than that state.
-    let resident = of.tables.state_bytes();
+    let resident = ArenaBytes(of.tables.state_bytes());
     if resident <= least.max(of.request.budget) {
         smallest_resident(of, least, tried);
     }
@@ -104,7 +104,7 @@ pub(super) fn smallest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<(
 }
 
 /// The smallest plans with all state in the arena, where another one takes `least` bytes.
-fn smallest_resident(of: MicroBatch, least: u64, tried: &mut Vec<Tried>) {
+fn smallest_resident(of: MicroBatch, least: ArenaBytes, tried: &mut Vec<Tried>) {
     if of.tables.is_long() {
         let scratch = of.amounts().last().and_then(|&scratch| Some((of.tables.optimum(scratch)?, scratch)));
         tried.extend(scratch.and_then(|(optimum, scratch)| smallest_of_long(of, optimum, scratch)));
@@ -120,7 +120,7 @@ fn smallest_resident(of: MicroBatch, least: u64, tried: &mut Vec<Tried>) {
 
 /// The named strategies, the one with the lowest bound first. A layout takes long, so only those get one that could fit or
 /// be the smallest.
-fn smallest_strategies(of: MicroBatch, mut least: u64, tried: &mut Vec<Tried>) {
+fn smallest_strategies(of: MicroBatch, mut least: ArenaBytes, tried: &mut Vec<Tried>) {
     let offered = Strategy::LADDER.into_iter().filter(|&strategy| of.tables.offers(strategy));
     let unplaced = offered.flat_map(|strategy| {
         let order = Order::named(&of.program().train.graph, strategy);
@@ -230,7 +230,7 @@ fn smallest_of_optimum(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch, 
     let orders = budgets.filter_map(|bytes| Some((bytes, optimum.order(graph, bytes)?)));
     for (bytes, order) in orders.take(SMALLEST) {
         let entry = of.measured(&order, Strategy::Auto, scratch, Some(bytes));
-        let room = ArenaBytes(entry.arena_bytes).transient(of.tables.state_bytes());
+        let room = entry.arena_bytes.transient(of.tables.state_bytes());
         if bytes <= optimum.highest_budget(room) {
             tried.push(entry);
         }
@@ -242,7 +242,7 @@ fn smallest_of_optimum(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch, 
 fn smallest_of_long(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch) -> Option<Tried> {
     let graph = &of.program().train.graph;
     optimum.smallest_budgets().into_iter().find_map(|bytes| {
-        let budget = bytes.arena(of.tables.state_bytes()).0;
+        let budget = bytes.arena(of.tables.state_bytes());
         let of = MicroBatch { request: &Request { budget, ..*of.request }, ..of };
         let order = optimum.order(graph, bytes)?;
         let fitted = of.fitted(&order, Strategy::Auto, scratch, Some(bytes), &[])?;

@@ -1,6 +1,7 @@
 //! Requests, and the micro-batches that a request leaves open.
 
 use super::error::SearchError;
+use crate::bytes::ArenaBytes;
 use crate::recompute::Strategy;
 
 /// A request. The search chooses everything that it leaves open.
@@ -13,7 +14,7 @@ pub struct Request {
     /// The recompute strategy, if the user fixed it.
     pub strategy: Option<Strategy>,
     /// Bytes the arena may take.
-    pub budget: u64,
+    pub budget: ArenaBytes,
     /// Among plans slower than the fastest by at most this fraction, the smallest is taken.
     pub slack: f64,
 }
@@ -51,7 +52,8 @@ mod tests {
     #[test]
     fn only_divisors_of_the_global_batch_are_tried() {
         let micro_batches = |global_batch, micro_batch| {
-            let request = Request { global_batch, micro_batch, strategy: None, budget: 0, slack: 0.0 };
+            let request =
+                Request { global_batch, micro_batch, strategy: None, budget: ArenaBytes(0), slack: 0.0 };
             request.micro_batches()
         };
         assert_eq!(micro_batches(12, None).unwrap(), [1, 2, 3, 4, 6, 12]);

@@ -75,12 +75,12 @@ impl<B: Build> Searcher<B> {
     ///
     /// When it cannot be built.
     pub fn program(&mut self, micro_batch: usize) -> Result<&Program, SearchError> {
-        Ok(&self.whole(micro_batch, u64::MAX)?.program)
+        Ok(&self.whole(micro_batch, ArenaBytes::MAX)?.program)
     }
 
     /// Whether the program of a micro-batch is so long that the search tries fewer combinations.
     pub(super) fn is_long(&mut self, micro_batch: usize) -> Result<bool, SearchError> {
-        Ok(self.whole(micro_batch, u64::MAX)?.is_long())
+        Ok(self.whole(micro_batch, ArenaBytes::MAX)?.is_long())
     }
 
     /// The fastest plan that fits.
@@ -132,7 +132,7 @@ impl<B: Build> Searcher<B> {
     ///
     /// When the request or the model is at fault.
     pub fn smallest(&mut self, request: Request) -> Result<Tried, SearchError> {
-        let request = Request { strategy: request.fixed_strategy(), budget: 0, ..request };
+        let request = Request { strategy: request.fixed_strategy(), budget: ArenaBytes(0), ..request };
         let micro_batches = request.micro_batches()?;
         let mut tried = Vec::new();
         match request.strategy {
@@ -191,7 +191,7 @@ impl<B: Build> Searcher<B> {
         strategies: &[Strategy],
     ) -> Result<Vec<Tried>, SearchError> {
         let request =
-            Request { global_batch, micro_batch: None, strategy: None, budget: u64::MAX, slack: 0.0 };
+            Request { global_batch, micro_batch: None, strategy: None, budget: ArenaBytes::MAX, slack: 0.0 };
         let mut tried = Vec::new();
         self.look(&request, (micro_batch, false), |of| {
             named_plans(of, strategies, &mut tried);
@@ -452,7 +452,7 @@ impl<B: Build> Searcher<B> {
     }
 
     /// The program of a micro-batch, with its tables.
-    fn whole(&mut self, micro_batch: usize, budget: u64) -> Result<&ProgramTables, SearchError> {
+    fn whole(&mut self, micro_batch: usize, budget: ArenaBytes) -> Result<&ProgramTables, SearchError> {
         let key = (micro_batch, false);
         if !self.tables.contains_key(&key) {
             let program = self.build.whole(micro_batch)?;
@@ -462,7 +462,11 @@ impl<B: Build> Searcher<B> {
     }
 
     /// The program of a micro-batch with feed-forward networks in tiles, if it has any, with its tables.
-    fn tiled(&mut self, micro_batch: usize, budget: u64) -> Result<Option<&ProgramTables>, SearchError> {
+    fn tiled(
+        &mut self,
+        micro_batch: usize,
+        budget: ArenaBytes,
+    ) -> Result<Option<&ProgramTables>, SearchError> {
         let key = (micro_batch, true);
         if !self.tables.contains_key(&key)
             && let Some(program) = self.build.tiled(micro_batch)?
@@ -474,9 +478,9 @@ impl<B: Build> Searcher<B> {
 
     /// Makes the tables. They cover every budget if they are kept for other requests or the device has a tier; otherwise
     /// they reach just above the budget of this request.
-    fn add_tables(&mut self, key: Key, program: Program, budget: u64) -> Result<(), SearchError> {
+    fn add_tables(&mut self, key: Key, program: Program, budget: ArenaBytes) -> Result<(), SearchError> {
         let whole = self.room > 0 || program.train.facts.link.is_some();
-        let cap = if whole { ArenaBytes::MAX } else { highest_budget(ArenaBytes(budget)) };
+        let cap = if whole { ArenaBytes::MAX } else { highest_budget(budget) };
         self.work.program(program.train.graph.nodes().len());
         let tables = ProgramTables::new(program, cap, self.work.clone())?.sharing(&self.updates);
         self.tables.insert(key, tables);

@@ -34,7 +34,7 @@ pub(crate) struct ProgramTables {
     /// Bytes of state, none of it away.
     state_bytes: u64,
     /// Bytes without which no plan fits.
-    least_bytes: OnceCell<u64>,
+    least_bytes: OnceCell<ArenaBytes>,
     /// The order in which state leaves.
     states: OnceCell<StateOrder>,
     /// Updates that other programs of the searcher have too.
@@ -96,7 +96,7 @@ impl ProgramTables {
     }
 
     /// Bytes of state that cannot be away and of the largest operands of a node: no plan takes fewer.
-    pub(crate) fn least_bytes(&self) -> Result<u64, StateDiffers> {
+    pub(crate) fn least_bytes(&self) -> Result<ArenaBytes, StateDiffers> {
         if let Some(&bytes) = self.least_bytes.get() {
             return Ok(bytes);
         }
@@ -109,7 +109,7 @@ impl ProgramTables {
         let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
         // Outputs may take over the bytes of inputs, so the two do not add up.
         let needs = nodes.map(|(node, f)| bytes(&node.inputs).max(bytes(&node.outputs)) + f.workspace.least);
-        let least = self.least_state_bytes()? + needs.max().unwrap_or(0);
+        let least = TransientBytes(needs.max().unwrap_or(0)).arena(self.least_state_bytes()?);
         Ok(*self.least_bytes.get_or_init(|| least))
     }
 

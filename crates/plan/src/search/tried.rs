@@ -1,6 +1,6 @@
 //! Plans that were tried, and the one that was chosen.
 
-use crate::bytes::TransientBytes;
+use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
 use crate::plan::{Plan, Tiered};
 use crate::program::Program;
@@ -41,7 +41,7 @@ pub struct Tried {
     /// How much scratch actions get.
     pub scratch: Scratch,
     /// Size of the arena.
-    pub arena_bytes: u64,
+    pub arena_bytes: ArenaBytes,
     /// Predicted time of one step.
     pub step_seconds: f64,
     /// For [`Strategy::Auto`], the transient budget given to the optimum.
@@ -51,13 +51,13 @@ pub struct Tried {
 }
 
 /// The fastest that fits.
-pub(super) fn fastest(tried: &[Tried], budget: u64) -> Option<&Tried> {
+pub(super) fn fastest(tried: &[Tried], budget: ArenaBytes) -> Option<&Tried> {
     let fits = tried.iter().filter(|t| t.arena_bytes <= budget);
     fits.min_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds))
 }
 
 /// The smallest plan among those that fit and are at most `slack` slower than the fastest that fits.
-pub(super) fn select(tried: &[Tried], budget: u64, slack: f64) -> Option<Tried> {
+pub(super) fn select(tried: &[Tried], budget: ArenaBytes, slack: f64) -> Option<Tried> {
     let fits: Vec<Tried> = tried.iter().copied().filter(|t| t.arena_bytes <= budget).collect();
     let fastest = fits.iter().map(|t| t.step_seconds).min_by(f64::total_cmp)?;
     let near = fits.into_iter().filter(|t| t.step_seconds <= fastest * (1.0 + slack));
@@ -68,21 +68,22 @@ pub(super) fn select(tried: &[Tried], budget: u64, slack: f64) -> Option<Tried> 
 mod tests {
     use super::*;
 
-    fn tried(micro_batch: usize, arena_bytes: u64, step_seconds: f64) -> Tried {
-        let (strategy, scratch, tiered) = (Strategy::None, Scratch::Best, Tiered::default());
+    fn tried(micro_batch: usize, arena: u64, step_seconds: f64) -> Tried {
+        let (arena_bytes, strategy, scratch, tiered) =
+            (ArenaBytes(arena), Strategy::None, Scratch::Best, Tiered::default());
         Tried { micro_batch, tiled: false, strategy, scratch, arena_bytes, step_seconds, rung: None, tiered }
     }
 
     #[test]
     fn the_fastest_that_fits_is_taken() {
         let all = [tried(4, 400, 1.0), tried(2, 200, 1.5), tried(1, 100, 2.0)];
-        assert_eq!(select(&all, 250, 0.0), Some(all[1]));
-        assert_eq!(select(&all, 50, 0.0), None);
+        assert_eq!(select(&all, ArenaBytes(250), 0.0), Some(all[1]));
+        assert_eq!(select(&all, ArenaBytes(50), 0.0), None);
     }
 
     #[test]
     fn within_the_slack_the_smallest_is_taken() {
         let all = [tried(4, 400, 1.0), tried(2, 200, 1.005), tried(1, 100, 2.0)];
-        assert_eq!(select(&all, 1000, 0.01), Some(all[1]));
+        assert_eq!(select(&all, ArenaBytes(1000), 0.01), Some(all[1]));
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use plimsoll_graph::{DType, Graph, Init, Op, divide};
 use plimsoll_plan::{
-    Action, Buffer, Contents, Fault, Judged, Plan, Program, Purpose, Request, Role, Schedule, Scratch,
-    Strategy, exchanges, plan, replay, replay_ranks, search, wire_bytes,
+    Action, ArenaBytes, Buffer, Contents, Fault, Judged, Plan, Program, Purpose, Request, Role, Schedule,
+    Scratch, Strategy, exchanges, plan, replay, replay_ranks, search, wire_bytes,
 };
 
 use super::{choice, is_await, is_exchange, places, planned, support};
@@ -126,7 +126,7 @@ fn fault(program: &Program, alter: impl Fn(&mut Schedule)) -> Option<Fault> {
     let plan = planned(program);
     let mut schedule = first(&plan).clone();
     alter(&mut schedule);
-    replay(&program.train.graph, &schedule, Role::First.phases(), plan.arena_bytes)
+    replay(&program.train.graph, &schedule, Role::First.phases(), plan.arena_bytes.0)
         .err()
         .map(|error| error.fault)
 }
@@ -243,11 +243,17 @@ fn uneven(ranks: usize) -> Program {
 fn a_graph_that_is_no_chain_keeps_no_gathered_weight_either() {
     let program = uneven(2);
     let graph = &program.train.graph;
-    let most = planned(&program).arena_bytes;
+    let most = planned(&program).arena_bytes.0;
     let mut found = 0;
     for bytes in (most * 3 / 4..=most).step_by(1024) {
         let strategy = Some(Strategy::Auto);
-        let request = Request { global_batch: 4, micro_batch: Some(4), strategy, budget: bytes, slack: 0.0 };
+        let request = Request {
+            global_batch: 4,
+            micro_batch: Some(4),
+            strategy,
+            budget: ArenaBytes(bytes),
+            slack: 0.0,
+        };
         let Ok(choice) = search(request, |_: usize| Ok(program.clone())) else { continue };
         found += 1;
         let again = counts(graph, first(&choice.plan)).values().filter(|&&count| count >= 2).count();

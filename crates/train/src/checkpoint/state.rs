@@ -110,8 +110,8 @@ impl PlanSummary {
             recompute: run.plan().strategy.to_string(),
             micro_batch: run.micro_batch(),
             accumulation: run.accumulation(),
-            arena_bytes: run.plan().arena_bytes,
-            budget_bytes: run.budget().total,
+            arena_bytes: run.plan().arena_bytes.0,
+            budget_bytes: run.budget().total.0,
             instructions: run.engine().device().instructions().map(|path| path.to_string()),
         }
     }

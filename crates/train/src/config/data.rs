@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use plimsoll_model::Architecture;
+use plimsoll_plan::ProcessBytes;
 
 use super::bounds::{is_one, mistake};
 use super::{Config, Origin, Target};
@@ -151,7 +152,7 @@ impl Config {
         let DataConfig::Files(parts) = &self.data else { return self.open_plain() };
         let tokenizer = self.open_tokenizer()?;
         let budget = Budget::resolve(self.stated_here())?;
-        budget.keeps(memory::process()?.resident)?;
+        budget.keeps(ProcessBytes(memory::process()?.resident))?;
         let validation = match &self.evaluation {
             None => Apart::None,
             Some(evaluation) => match (&evaluation.data, evaluation.share) {
@@ -182,7 +183,7 @@ impl Config {
                 stated => stated,
             },
             classes: self.made_for(),
-            memory: budget.total,
+            memory: budget.total.0,
         };
         let dataset = Dataset::open(&spec, &tokenizer, progress)?;
         self.settle(dataset.classes.max(dataset.labels.len()), &dataset.labels)?;
@@ -205,7 +206,7 @@ impl Config {
     ///
     /// With a budget that is large enough.
     pub fn keeps_budget(&self) -> Result<(), TrainError> {
-        Ok(Budget::resolve(self.stated_here())?.keeps(memory::process()?.peak)?)
+        Ok(Budget::resolve(self.stated_here())?.keeps(ProcessBytes(memory::process()?.peak))?)
     }
 
     /// The stated bytes of this process; times of another device say nothing about it.

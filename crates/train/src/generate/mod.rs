@@ -9,7 +9,7 @@ mod sampling;
 
 use plimsoll_exec::{Data, Device, Engine, MemoryPool};
 use plimsoll_graph::{DType, Graph, StateKind, Type, quantise};
-use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan};
+use plimsoll_plan::{ArenaBytes, Costed, ProcessBytes, Program, Role, Scratch, SearchError, Strategy, plan};
 
 use crate::error::TrainError;
 use crate::files::QuantisedBase;
@@ -122,7 +122,7 @@ impl Generator {
     }
 
     /// Bytes of the arena.
-    pub fn arena_bytes(&self) -> u64 {
+    pub fn arena_bytes(&self) -> ArenaBytes {
         self.engine.arena_bytes()
     }
 
@@ -153,8 +153,8 @@ fn forward_engine(device: Box<dyn Device>, graph: Graph, budget: &Budget) -> Res
     if plan.arena_bytes > budget.arena() {
         plan = planned(Scratch::Least)?;
     }
-    if !budget.holds(plan.arena_bytes, peak, rounding) {
-        let least = budget.least_for(plan.arena_bytes, peak) >> 20;
+    if !budget.holds(plan.arena_bytes, ProcessBytes(peak), rounding) {
+        let least = budget.least_for(plan.arena_bytes, ProcessBytes(peak)).0 >> 20;
         return Err(TrainError::Config(format!(
             "generating takes up to {least} MiB and the budget is {}; state --memory {least}MiB, which is surely enough \
              (some MiB less may do), or fewer tokens",

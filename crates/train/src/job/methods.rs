@@ -6,7 +6,7 @@
 //! bf16 alone, because such a method is taken for its memory and an f32 master copy would triple it.
 
 use plimsoll_graph::{Precision, StateKind};
-use plimsoll_plan::{SearchError, SearchWork, Searcher};
+use plimsoll_plan::{ArenaBytes, ProcessBytes, SearchError, SearchWork, Searcher};
 
 use super::summary::DeviceFacts;
 use crate::config::Config;
@@ -224,7 +224,7 @@ pub struct MethodFigures {
     /// Parameters that are trained.
     pub trained: u64,
     /// The least bytes of the whole process in which a step fits, whatever its time.
-    pub least_bytes: u64,
+    pub least_bytes: ProcessBytes,
     /// The plan under the budget, if one fits.
     pub plan: Option<MethodPlan>,
     /// The work of finding it. Searches for other ways to update weights are not counted.
@@ -235,7 +235,7 @@ pub struct MethodFigures {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MethodPlan {
     /// Planned peak of the whole process.
-    pub process_bytes: u64,
+    pub process_bytes: ProcessBytes,
     /// Predicted time of one step.
     pub step_seconds: f64,
     /// Passes over each micro-batch of a step.
@@ -291,7 +291,7 @@ fn figures(config: &Config, facts: DeviceFacts<'_>, budget: Budget) -> Result<Me
             let least = searcher.smallest(options.request(&budget)).map_err(refused)?.arena_bytes;
             let arena_bytes = planned.choice.plan.arena_bytes;
             let plan = MethodPlan {
-                process_bytes: arena_bytes + budget.outside,
+                process_bytes: arena_bytes.process(budget.outside),
                 step_seconds: planned.choice.step_seconds(),
                 passes: planned.choice.program.passes(),
             };
@@ -302,7 +302,7 @@ fn figures(config: &Config, facts: DeviceFacts<'_>, budget: Budget) -> Result<Me
         Err(error) => return Err(error),
     };
     let (trained, work) = (trained(config)?, searcher.work());
-    Ok(MethodFigures { trained, least_bytes: least + budget.outside, plan, work })
+    Ok(MethodFigures { trained, least_bytes: least.process(budget.outside), plan, work })
 }
 
 /// Methods that are proposed where full training does not fit; the others are variants of these.
@@ -315,7 +315,7 @@ pub fn propose_methods(error: TrainError, config: &Config, facts: DeviceFacts<'_
         return error;
     };
     let full = config.model.lora.is_none() && !config.options.optimizer.kind.is_zeroth_order();
-    if full && budget.arena() > 0 {
+    if full && budget.arena() > ArenaBytes(0) {
         let raw = without_usual_weights(config);
         let proposed = METHODS.iter().filter(|method| PROPOSED.contains(&method.name));
         let proposed = proposed.take(worth_planning(nodes(config)));

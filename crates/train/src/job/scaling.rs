@@ -7,7 +7,7 @@
 //! The plan of each row is the fastest in the budget, so a row may use more of it than the row above. The least memory of a rank,
 //! which recompute reaches, never grows from two ranks on.
 
-use plimsoll_plan::{Choice, Scratch, Searcher, Traffic, traffic};
+use plimsoll_plan::{ArenaBytes, Choice, ProcessBytes, Scratch, Searcher, Traffic, traffic};
 
 use super::summary::DeviceFacts;
 use crate::config::Config;
@@ -24,7 +24,7 @@ pub struct ScalingRow {
     /// How many there are.
     pub ranks: usize,
     /// Bytes of the whole process, or of the device, in the smallest plan.
-    pub least_bytes: u64,
+    pub least_bytes: ProcessBytes,
     /// The plan's figures; none where it does not fit.
     pub figures: Option<ScalingFigures>,
 }
@@ -33,7 +33,7 @@ pub struct ScalingRow {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalingFigures {
     /// Bytes of the whole process, or of the device.
-    pub process_bytes: u64,
+    pub process_bytes: ProcessBytes,
     /// Seconds of a step.
     pub step_seconds: f64,
     /// The exchanges of a step; none for one rank.
@@ -83,20 +83,20 @@ fn least(
     facts: DeviceFacts<'_>,
     options: &Options,
     budget: &Budget,
-) -> Result<u64, TrainError> {
-    let mut least = u64::MAX;
+) -> Result<ProcessBytes, TrainError> {
+    let mut least = ArenaBytes::MAX;
     for options in options.stages(&config.model) {
         let programs = Programs { model: &config.model, facts, options: &options };
         let smallest = Searcher::once(programs).smallest(options.request(budget));
         least = least.min(smallest.map_err(|error| TrainError::search(error, budget))?.arena_bytes);
     }
-    Ok(least + budget.outside)
+    Ok(least.process(budget.outside))
 }
 
 fn figures(choice: &Choice, budget: &Budget, alone: f64) -> ScalingFigures {
     let step_seconds = choice.step_seconds();
     ScalingFigures {
-        process_bytes: choice.plan.arena_bytes + budget.outside,
+        process_bytes: choice.plan.arena_bytes.process(budget.outside),
         step_seconds,
         traffic: traffic(choice),
         efficiency: alone / step_seconds.max(f64::MIN_POSITIVE),

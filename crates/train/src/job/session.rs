@@ -4,7 +4,7 @@ use std::fmt;
 
 use plimsoll_exec::{Device, MemoryPool};
 use plimsoll_graph::{Graph, Node, work};
-use plimsoll_plan::Costed;
+use plimsoll_plan::{ArenaBytes, Costed, ProcessBytes};
 use serde_json::{Value, json};
 
 use super::Job;
@@ -208,9 +208,10 @@ impl Session {
         let &EndRecord { measured_peak_bytes: measured, planned_peak_bytes: planned, .. } = end;
         // Without a step the arena is used only for its state.
         if self.stepped && measured != planned {
+            let (measured, planned) = (ArenaBytes(measured), ArenaBytes(planned));
             return Err(TrainError::Peak { measured, planned });
         }
-        Ok(self.summary.planned.budget.stayed_inside(end.process_peak_bytes)?)
+        Ok(self.summary.planned.budget.stayed_inside(ProcessBytes(end.process_peak_bytes))?)
     }
 
     /// How many ranks train together, this one included.

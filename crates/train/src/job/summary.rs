@@ -5,7 +5,8 @@ use std::time::Instant;
 use plimsoll_exec::Instructions;
 use plimsoll_graph::Graph;
 use plimsoll_plan::{
-    Facts, Point, Report, Request, SearchError, Searcher, Space, Tier, faster, report, unbudgeted,
+    ArenaBytes, Facts, Point, ProcessBytes, Report, Request, SearchError, Searcher, Space, Tier, faster,
+    report, unbudgeted,
 };
 
 use crate::config::{Config, LanguageModel};
@@ -66,7 +67,7 @@ impl Summary {
     pub fn waiting_bytes(&self) -> Option<(u64, u64)> {
         let choice = &self.planned.choice;
         let link = choice.program.train.facts.link?;
-        let space = Space::of(choice.plan.arena_bytes, choice.plan.schedules.values());
+        let space = Space::of(choice.plan.arena_bytes.0, choice.plan.schedules.values());
         let taken = match link.tier {
             Tier::Host => space.host,
             Tier::Disk => space.disk,
@@ -74,9 +75,9 @@ impl Summary {
         Some((taken, link.room))
     }
 
-    /// Bytes of the whole process with an arena of `arena` bytes.
-    pub fn process_bytes(&self, arena: u64) -> u64 {
-        arena + self.planned.budget.outside
+    /// The process with an arena of this size.
+    pub fn process_bytes(&self, arena: ArenaBytes) -> ProcessBytes {
+        arena.process(self.planned.budget.outside)
     }
 }
 
@@ -102,7 +103,7 @@ impl<'a> Questions<'a> {
         // Before the run, planning may use the bytes of its arena; the arena of another device says nothing about this
         // process.
         let here = budget.origin == BudgetOrigin::Stated && budget.ceiling.is_none();
-        let room = if here { request.budget / 4 * 3 } else { u64::MAX };
+        let room = if here { request.budget.0 / 4 * 3 } else { u64::MAX };
         let programs = Programs { model: &config.model, facts, options: &config.options };
         Questions {
             searcher: Searcher::within(programs, room),

@@ -25,10 +25,10 @@ fn fields(summary: &Summary) -> Map<String, Value> {
         away.map(|&(purpose, bytes)| (purpose.name().to_owned(), bytes.into())).collect();
     let gradients = gradients(choice);
     let fields = json!({
-        "budget_bytes": budget.total,
-        "planned_peak_bytes": plan.arena_bytes,
-        "arena_bytes": plan.arena_bytes,
-        "planned_process_bytes": summary.process_bytes(plan.arena_bytes),
+        "budget_bytes": budget.total.0,
+        "planned_peak_bytes": plan.arena_bytes.0,
+        "arena_bytes": plan.arena_bytes.0,
+        "planned_process_bytes": summary.process_bytes(plan.arena_bytes).0,
         "outside_bytes": budget.outside,
         "pools": pools(summary),
         "by_purpose": by_purpose,
@@ -111,7 +111,7 @@ fn pools(summary: &Summary) -> Map<String, Value> {
     let pool =
         |budget: Option<u64>, planned: u64| json!({ "budget_bytes": budget, "planned_bytes": planned });
     let Planned { choice, budget } = &summary.planned;
-    let own = pool(Some(budget.total), summary.process_bytes(choice.plan.arena_bytes));
+    let own = pool(Some(budget.total.0), summary.process_bytes(choice.plan.arena_bytes).0);
     let mut pools = Map::from_iter([("device".to_owned(), own)]);
     if let (Some(link), Some((taken, room))) = (choice.program.train.facts.link, summary.waiting_bytes()) {
         pools.insert(link.tier.name().to_owned(), pool(Some(room).filter(|&room| room < u64::MAX), taken));
@@ -127,7 +127,7 @@ fn layer(layer: &LayerReport) -> Value {
 
 fn faster(summary: &Summary, point: &Point) -> Value {
     json!({
-        "memory_bytes": summary.process_bytes(point.arena_bytes),
+        "memory_bytes": summary.process_bytes(point.arena_bytes).0,
         "predicted_step_seconds": point.step_seconds,
     })
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use plimsoll_exec::{ProbeSize, Probing, Timings};
 use plimsoll_graph::Graph;
 use plimsoll_model::{Architecture, Gpt2, Llama, Lora, Rope};
-use plimsoll_plan::{Build, Scratch, SearchError, Strategy, plan};
+use plimsoll_plan::{ArenaBytes, Build, Scratch, SearchError, Strategy, plan};
 
 use super::matmul_flops;
 use super::timed_steps::{Rank, Steps, TimedModel};
@@ -114,7 +114,7 @@ impl Probe {
         let Some(program) = program else { return Ok(None) };
         let failed = |error| TrainError::Plan(SearchError::Plan(error));
         let plan = plan(&program, Strategy::None, Scratch::Best).map_err(failed)?;
-        if plan.arena_bytes > room {
+        if plan.arena_bytes > ArenaBytes(room) {
             return Ok(None);
         }
         let budget = Budget::resolve(options.memory)?;

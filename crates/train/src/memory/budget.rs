@@ -8,7 +8,7 @@
 use std::fmt;
 
 use plimsoll_graph::Phase;
-use plimsoll_plan::{Costed, DeviceSpec, Program};
+use plimsoll_plan::{ArenaBytes, Costed, DeviceSpec, ProcessBytes, Program};
 
 use crate::memory::{self, MemoryError, Size};
 
@@ -72,13 +72,13 @@ pub enum BudgetOrigin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Bytes of the whole process, or of the device.
-    pub total: u64,
-    /// Bytes reserved for everything outside the arena.
+    pub total: ProcessBytes,
+    /// Bytes reserved for everything outside the arena: `total` less these is the arena.
     pub outside: u64,
     /// Where `total` comes from.
     pub origin: BudgetOrigin,
     /// The largest budget that could be stated, if the memory is a device's own.
-    pub ceiling: Option<u64>,
+    pub ceiling: Option<ProcessBytes>,
 }
 
 /// Why a budget cannot be had, or was not kept.
@@ -91,9 +91,9 @@ pub enum BudgetError {
     /// The process took more memory than its budget.
     Crossed {
         /// The most bytes that it held.
-        peak: u64,
+        peak: ProcessBytes,
         /// The budget.
-        budget: u64,
+        budget: ProcessBytes,
     },
 }
 
@@ -111,8 +111,8 @@ impl fmt::Display for BudgetError {
             BudgetError::Crossed { peak, budget } => write!(
                 f,
                 "the process reached {}, above the budget of {}: more than was reserved outside the arena",
-                Size { bytes: *peak },
-                Size { bytes: *budget }
+                Size { bytes: peak.0 },
+                Size { bytes: budget.0 }
             ),
         }
     }
@@ -130,25 +130,26 @@ impl Budget {
         let process = memory::process()?;
         let outside = process.anonymous().next_multiple_of(STEP) + code(process.of_files) + ALLOWANCE;
         if let Some(total) = stated {
+            let total = ProcessBytes(total);
             return Ok(Budget { total, outside, origin: BudgetOrigin::Stated, ceiling: None });
         }
         let total = automatic(process.resident, memory::available()?);
         Ok(Budget { total, outside, origin: BudgetOrigin::Free, ceiling: None })
     }
 
-    /// The least budget to name for an arena of `arena` bytes in a process that has held `peak` bytes. It is a figure
+    /// The least budget to name for an arena of this size in a process that has held `peak`. It is a figure
     /// that can be typed. With it [`holds`](Budget::holds) returns true in another process with the same settings,
     /// which may hold a little more.
-    pub fn least_for(&self, arena: u64, peak: u64) -> u64 {
-        let needed = (arena + self.outside).max(peak.next_multiple_of(STEP));
-        (needed + SPARE).next_multiple_of(1 << 20)
+    pub fn least_for(&self, arena: ArenaBytes, peak: ProcessBytes) -> ProcessBytes {
+        let needed = arena.process(self.outside).0.max(peak.0.next_multiple_of(STEP));
+        ProcessBytes((needed + SPARE).next_multiple_of(1 << 20))
     }
 
-    /// Whether an arena of `arena` bytes fits beside a process that has held `peak` bytes and whose size was rounded up
+    /// Whether an arena of this size fits beside a process that has held `peak` and whose size was rounded up
     /// by `rounding`.
-    pub fn holds(&self, arena: u64, peak: u64, rounding: u64) -> bool {
+    pub fn holds(&self, arena: ArenaBytes, peak: ProcessBytes, rounding: u64) -> bool {
         let crossed = self.origin == BudgetOrigin::Stated && peak > self.total;
-        !crossed && (arena + self.outside).saturating_sub(rounding) <= self.total
+        !crossed && arena.process(self.outside).0.saturating_sub(rounding) <= self.total.0
     }
 
     /// The slack of a budget in bytes. The size of the process is rounded up when it is counted, and another process with
@@ -162,12 +163,12 @@ impl Budget {
         Ok(held.next_multiple_of(STEP) - held + JITTER)
     }
 
-    /// Whether a process that reached `peak` bytes stayed inside the budget.
+    /// Whether a process that reached `peak` stayed inside the budget.
     ///
     /// # Errors
     ///
     /// When it did not.
-    pub fn stayed_inside(&self, peak: u64) -> Result<(), BudgetError> {
+    pub fn stayed_inside(&self, peak: ProcessBytes) -> Result<(), BudgetError> {
         if peak <= self.total { Ok(()) } else { Err(BudgetError::Crossed { peak, budget: self.total }) }
     }
 
@@ -182,13 +183,13 @@ impl Budget {
             return Ok(false);
         }
         let held = memory::process()?;
-        let small = held.peak <= self.total && held.resident <= self.outside;
+        let small = held.peak <= self.total.0 && held.resident <= self.outside;
         Ok(!small && self.origin == BudgetOrigin::Stated)
     }
 
     /// The budget as text, with its origin if the user did not state it.
     pub fn described(&self) -> String {
-        let total = Size { bytes: self.total };
+        let total = Size { bytes: self.total.0 };
         match self.origin {
             BudgetOrigin::Stated => total.to_string(),
             BudgetOrigin::Free => format!("{total} (automatic: free memory less a margin)"),
@@ -196,30 +197,30 @@ impl Budget {
         }
     }
 
-    /// The same budget with an arena of `needed` bytes, as another process with the same settings planned it. That
+    /// The same budget with an arena of `needed`, as another process with the same settings planned it. That
     /// process may have held a little less and so counted one step less; if the bytes are available all the same, they
     /// are granted.
     #[must_use]
-    pub fn as_planned(self, needed: u64, rounding: u64) -> Budget {
-        let lacking = needed.saturating_sub(self.arena());
+    pub fn as_planned(self, needed: ArenaBytes, rounding: u64) -> Budget {
+        let lacking = needed.0.saturating_sub(self.arena().0);
         let given = if lacking <= rounding { lacking.min(self.outside) } else { 0 };
         Budget { outside: self.outside - given, ..self }
     }
 
-    /// Refuses a stated budget that a process of `held` bytes has already exceeded, as reading a large tokenizer may.
+    /// Refuses a stated budget that a process that held this much has already exceeded, as reading a large tokenizer may.
     ///
     /// # Errors
     ///
     /// With a budget that is large enough.
-    pub fn keeps(&self, held: u64) -> Result<(), BudgetError> {
+    pub fn keeps(&self, held: ProcessBytes) -> Result<(), BudgetError> {
         if self.origin != BudgetOrigin::Stated || held <= self.total {
             return Ok(());
         }
         // With room for a slightly larger next process.
-        let (enough, budget) = ((held + STEP).div_ceil(1 << 20), self.described());
+        let (enough, budget) = ((held.0 + STEP).div_ceil(1 << 20), self.described());
         Err(BudgetError::Refused(format!(
             "reading the model's files and the data took {}, and the budget is {budget}; state --memory {enough}MiB or more",
-            Size { bytes: held }
+            Size { bytes: held.0 }
         )))
     }
 
@@ -268,7 +269,7 @@ impl Budget {
     pub fn can_name(&self, tensors: u64) -> Result<(), BudgetError> {
         let names = bytes_of_names(tensors);
         let needed = self.outside.saturating_add(names);
-        if self.ceiling.is_some() || names == 0 || needed <= self.total {
+        if self.ceiling.is_some() || names == 0 || needed <= self.total.0 {
             return Ok(());
         }
         let (enough, budget) = ((needed + SPARE).div_ceil(1 << 20), self.described());
@@ -296,7 +297,7 @@ impl Budget {
         // The first and further micro-batches run every forward node, and again where it is recomputed.
         let runs = 4 * forward;
         let plan = self.outside + bytes_of_actions(if tier { 2 * runs } else { runs }) + names;
-        if searching <= self.total || plan <= self.total {
+        if searching.min(plan) <= self.total.0 {
             return Ok(());
         }
         let (enough, budget) = (searching.max(plan).div_ceil(1 << 20), self.described());
@@ -326,18 +327,18 @@ impl Budget {
             Some(bytes) => (bytes, BudgetOrigin::Stated),
             None => (most - MARGIN.max(most / 20).min(most / 4), BudgetOrigin::Free),
         };
-        Ok(Budget { total, outside, origin, ceiling: Some(most) })
+        Ok(Budget { total: ProcessBytes(total), outside, origin, ceiling: Some(ProcessBytes(most)) })
     }
 
     /// The same budget for a GPU that holds `outside` bytes beside the arena, now that it is ready to run.
     ///
     /// # Errors
     ///
-    /// When an arena of `arena` bytes no longer fits.
-    pub fn with_card_outside(self, outside: u64, arena: u64) -> Result<Budget, BudgetError> {
-        let needed = arena.next_multiple_of(CARD_STEP) + outside + CARD_MARGIN;
+    /// When an arena of this size no longer fits.
+    pub fn with_card_outside(self, outside: u64, arena: ArenaBytes) -> Result<Budget, BudgetError> {
+        let needed = ProcessBytes(arena.0.next_multiple_of(CARD_STEP) + outside + CARD_MARGIN);
         if needed > self.total {
-            let (more, total) = (Size { bytes: needed }, self.described());
+            let (more, total) = (Size { bytes: needed.0 }, self.described());
             return Err(BudgetError::Refused(format!(
                 "the GPU holds {} beside the arena, more than was planned for, so the run needs {more} and the budget is \
                  {total}; state a --memory that much larger or a smaller --micro-batch",
@@ -364,19 +365,20 @@ impl Budget {
             Some(bytes) => (bytes, BudgetOrigin::Stated),
             None => (spec.memory_bytes, BudgetOrigin::Device),
         };
-        Ok(Budget { total, outside: spec.reserve_bytes, origin, ceiling: Some(spec.memory_bytes) })
+        let (total, ceiling) = (ProcessBytes(total), Some(ProcessBytes(spec.memory_bytes)));
+        Ok(Budget { total, outside: spec.reserve_bytes, origin, ceiling })
     }
 
     /// Bytes left for the arena.
-    pub fn arena(&self) -> u64 {
-        self.total.saturating_sub(self.outside)
+    pub fn arena(&self) -> ArenaBytes {
+        self.total.arena(self.outside)
     }
 }
 
 /// The budget of a process that holds `resident` bytes when `free` more are available.
-fn automatic(resident: u64, free: u64) -> u64 {
+fn automatic(resident: u64, free: u64) -> ProcessBytes {
     let margin = MARGIN.max(free / 20).min(free / 4);
-    resident + free - margin
+    ProcessBytes(resident + free - margin)
 }
 
 /// Bytes of a plan of this many actions, beyond those that are allowed for any plan.
@@ -402,19 +404,20 @@ mod tests {
 
     #[test]
     fn the_arena_gets_what_the_process_does_not_need() {
-        let budget = Budget { total: 100, outside: 30, origin: BudgetOrigin::Stated, ceiling: None };
-        assert_eq!(budget.arena(), 70);
-        assert_eq!(Budget { total: 10, ..budget }.arena(), 0);
+        let total = ProcessBytes(100);
+        let budget = Budget { total, outside: 30, origin: BudgetOrigin::Stated, ceiling: None };
+        assert_eq!(budget.arena(), ArenaBytes(70));
+        assert_eq!(Budget { total: ProcessBytes(10), ..budget }.arena(), ArenaBytes(0));
     }
 
     #[test]
     fn a_plan_of_a_process_that_counted_a_step_less_is_kept_where_its_bytes_are_there() {
-        let budget =
-            Budget { total: 100 << 20, outside: 20 << 20, origin: BudgetOrigin::Stated, ceiling: None };
-        let arena = |needed| budget.as_planned(needed, 3 << 20).arena();
-        assert_eq!(arena(90 << 20), budget.arena(), "what is not there is not given");
-        assert_eq!(arena(83 << 20), 83 << 20);
-        assert_eq!(arena(1 << 20), budget.arena());
+        let total = ProcessBytes(100 << 20);
+        let budget = Budget { total, outside: 20 << 20, origin: BudgetOrigin::Stated, ceiling: None };
+        let arena = |mib: u64| budget.as_planned(ArenaBytes(mib << 20), 3 << 20).arena();
+        assert_eq!(arena(90), budget.arena(), "what is not there is not given");
+        assert_eq!(arena(83), ArenaBytes(83 << 20));
+        assert_eq!(arena(1), budget.arena());
         assert!((JITTER..STEP + JITTER).contains(&Budget::rounding().unwrap()));
     }
 
@@ -422,37 +425,48 @@ mod tests {
     fn a_small_container_keeps_most_of_its_memory_and_a_large_machine_gives_a_margin() {
         for mib in [40, 64, 100, 200, 500, 1024, 4096, 65536] {
             let (resident, free) = (8 << 20, (mib << 20) - (8 << 20));
-            let budget = automatic(resident, free);
+            let ProcessBytes(budget) = automatic(resident, free);
             assert!(budget >= (mib << 20) / 4 * 3, "{mib} MiB give {budget}");
             let left = (mib << 20) - budget;
             assert_eq!(left, (256 << 20).max(free / 20).min(free / 4), "{mib} MiB");
         }
-        assert_eq!(automatic(5, 0), 5);
+        assert_eq!(automatic(5, 0), ProcessBytes(5));
     }
 
     #[test]
     fn the_least_budget_that_is_named_is_accepted_also_where_the_next_process_holds_a_little_more() {
         let mib = 1 << 20;
-        let budget = |total, outside| Budget { total, outside, origin: BudgetOrigin::Stated, ceiling: None };
+        let budget = |total, outside| Budget {
+            total: ProcessBytes(total),
+            outside,
+            origin: BudgetOrigin::Stated,
+            ceiling: None,
+        };
         // Held memory one byte below a step, and half a MiB more the next time, which makes one more step.
-        let (arena, held, more) = (30 * mib + 17, STEP - 1, STEP - 1 + JITTER);
+        let (arena, held, more) = (ArenaBytes(30 * mib + 17), STEP - 1, STEP - 1 + JITTER);
         let outside = |held: u64| held.next_multiple_of(STEP) + code(9 * mib) + ALLOWANCE;
         for (first, next) in [(held, held), (held, more), (more, held)] {
-            for peak in [0, 70 * mib] {
-                let least = budget(mib, outside(first)).least_for(arena, peak);
+            for peak in [0, 70 * mib].map(ProcessBytes) {
+                let ProcessBytes(least) = budget(mib, outside(first)).least_for(arena, peak);
                 let rounding = next.next_multiple_of(STEP) - next + JITTER;
                 assert!(least.is_multiple_of(mib));
                 assert!(budget(least, outside(next)).holds(arena, peak, rounding), "{first} {next} {peak}");
-                assert_eq!(least, budget(least, outside(first)).least_for(arena, peak), "the same again");
+                assert_eq!(
+                    ProcessBytes(least),
+                    budget(least, outside(first)).least_for(arena, peak),
+                    "the same again"
+                );
             }
         }
-        assert!(!budget(40 * mib, outside(held)).holds(arena, 0, 0));
-        assert!(!budget(60 * mib, outside(held)).holds(arena, 70 * mib, 0), "reading took more already");
+        assert!(!budget(40 * mib, outside(held)).holds(arena, ProcessBytes(0), 0));
+        let crossed = budget(60 * mib, outside(held)).holds(arena, ProcessBytes(70 * mib), 0);
+        assert!(!crossed, "reading took more already");
     }
 
     #[test]
     fn a_budget_that_nobody_stated_says_so() {
-        let budget = Budget { total: 2 << 30, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
+        let total = ProcessBytes(2 << 30);
+        let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
         assert_eq!(budget.described(), "2.00 GiB");
         let automatic = Budget { origin: BudgetOrigin::Free, ..budget }.described();
         assert_eq!(automatic, "2.00 GiB (automatic: free memory less a margin)");
@@ -462,7 +476,7 @@ mod tests {
     fn without_a_stated_budget_some_memory_is_left_to_others() {
         let budget = Budget::resolve(None).unwrap();
         let free = memory::available().unwrap();
-        assert!(budget.total < free + memory::process().unwrap().peak);
+        assert!(budget.total.0 < free + memory::process().unwrap().peak);
         assert!(budget.origin == BudgetOrigin::Free && budget.outside >= ALLOWANCE);
     }
 
@@ -471,9 +485,10 @@ mod tests {
         let (gib, mib) = (1u64 << 30, 1u64 << 20);
         let card = |stated| Budget::of_card(140 * gib, 120 * gib, 300 * mib, stated);
         let stated = card(Some(16 * gib)).unwrap();
-        assert_eq!((stated.total, stated.arena()), (16 * gib, 16 * gib - 364 * mib));
+        assert_eq!(stated.total, ProcessBytes(16 * gib));
+        assert_eq!(stated.arena(), ArenaBytes(16 * gib - 364 * mib));
         let free = card(None).unwrap();
-        assert!(free.total < 120 * gib && free.total > 110 * gib && free.origin == BudgetOrigin::Free);
+        assert!((110 * gib + 1..120 * gib).contains(&free.total.0) && free.origin == BudgetOrigin::Free);
         let error = card(Some(121 * gib)).unwrap_err().to_string();
         assert!(
             error.contains("--memory 121 GiB is more than the 120 GiB that are free of the GPU's 140 GiB"),
@@ -490,9 +505,10 @@ mod tests {
     fn a_described_device_gives_its_memory_less_its_reserve_and_no_more_than_it_has() {
         let spec = DeviceSpec::from_name("cuda:4090").unwrap();
         let whole = Budget::of_device(&spec, None).unwrap();
-        assert_eq!(whole.arena(), (24_564 - 600) << 20);
+        assert_eq!(whole.arena(), ArenaBytes((24_564 - 600) << 20));
         let part = Budget::of_device(&spec, Some(8 << 30)).unwrap();
-        assert_eq!((part.total, part.outside, part.origin), (8 << 30, 600 << 20, BudgetOrigin::Stated));
+        let divided = (part.total, part.outside, part.origin);
+        assert_eq!(divided, (ProcessBytes(8 << 30), 600 << 20, BudgetOrigin::Stated));
         let error = Budget::of_device(&spec, Some(80 << 30)).unwrap_err().to_string();
         assert!(error.contains("--memory 80.0 GiB is more than the 24.0 GiB that cuda:4090 has"), "{error}");
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use plimsoll_devices::DeviceKind;
 use plimsoll_exec::cpu::{BLOCK, OUTSIDE_BYTES, disk_room};
 use plimsoll_graph::{Graph, StateKind};
-use plimsoll_plan::{Choice, Costed, Facts, Link, Searcher, Space, Tier, gradients};
+use plimsoll_plan::{ArenaBytes, Choice, Costed, Facts, Link, Searcher, Space, Tier, gradients};
 
 use super::options::{Offload, Options};
 use super::{Model, Programs, costed_program, fits_within};
@@ -39,7 +39,7 @@ pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
 ) -> TrainError {
     let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
     // Where the plan itself leaves no byte to the arena, nothing fits.
-    if budget.arena() == 0 {
+    if budget.arena() == ArenaBytes(0) {
         let (alternatives, lacking) = (Vec::new(), None);
         return TrainError::Budget { budget, smallest, hints, alternatives, lacking };
     }
@@ -186,6 +186,7 @@ mod tests {
 
     use plimsoll_graph::GraphError;
     use plimsoll_model::Preset;
+    use plimsoll_plan::ProcessBytes;
 
     use super::*;
     use crate::LanguageModel;
@@ -215,7 +216,7 @@ mod tests {
         let device = plimsoll_devices::cpu(1).unwrap();
         let facts = |graph: &Graph| device.facts(graph);
         let options = Options { global_batch: 8, ..Options::default() };
-        let total = (layers as u64) << 18;
+        let total = ProcessBytes((layers as u64) << 18);
         let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
         let mut searcher = Searcher::once(Programs { model: &model, facts: &facts, options: &options });
         let error = plan_with(&mut searcher, budget).unwrap_err();

@@ -178,7 +178,7 @@ impl Options {
     pub fn budget(&self) -> Result<Budget, TrainError> {
         let mut budget = Budget::resolve(self.memory)?;
         if self.memory.is_none() && self.rank_links.is_none() {
-            budget.total /= self.ranks_here() as u64;
+            budget.total.0 /= self.ranks_here() as u64;
         }
         if self.processes_here.is_some() {
             budget.outside += MESSAGES_BYTES;

@@ -7,7 +7,7 @@
 use plimsoll_exec::Device;
 use plimsoll_graph::Graph;
 use plimsoll_plan::file::{self, PlanFileError, Saved};
-use plimsoll_plan::{Build, Choice};
+use plimsoll_plan::{ArenaBytes, Build, Choice};
 
 use crate::error::TrainError;
 use crate::memory;
@@ -53,14 +53,15 @@ pub fn plan_from_file(
     };
     let needed = choice.plan.arena_bytes;
     let free = memory::available()?;
-    if options.memory.is_none() && needed <= free {
+    if options.memory.is_none() && needed <= ArenaBytes(free) {
         // The memory outside the arena may have grown a little since.
-        let total = saved.budget().max(needed + budget.outside);
+        let total = saved.budget().max(needed.process(budget.outside));
         budget = Budget { total, origin: BudgetOrigin::Stated, ..budget };
     }
     budget = budget.as_planned(needed, rounding + text.len() as u64);
     if needed > budget.arena() {
-        let (needs, has) = (Size { bytes: needed + budget.outside }, Size { bytes: budget.total });
+        let (needs, has) = (needed.process(budget.outside), budget.total);
+        let (needs, has) = (Size { bytes: needs.0 }, Size { bytes: has.0 });
         return Err(TrainError::Config(format!(
             "the plan needs {needs}, the budget is {has}; plan again for this budget"
         )));
@@ -83,7 +84,7 @@ pub(crate) fn plan_of_another_rank(
     let saved = Saved::parse(text).map_err(refused)?;
     let choice = choice_of_a_stage(model, device, options, &saved)?;
     let total = saved.budget();
-    let outside = total.saturating_sub(choice.plan.arena_bytes);
+    let outside = total.0.saturating_sub(choice.plan.arena_bytes.0);
     Ok(Planned { choice, budget: Budget { total, outside, origin: BudgetOrigin::Stated, ceiling: None } })
 }
 

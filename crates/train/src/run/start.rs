@@ -32,7 +32,7 @@ pub(super) fn prepared(
 ) -> Result<(Engine, Result<Budget, BudgetError>), TrainError> {
     let Planned { choice: Choice { plan, program, .. }, budget } = planned;
     if device.pool()? == MemoryPool::Process {
-        is_free(plan.arena_bytes.saturating_mul(device.arenas_ahead() as u64))?;
+        is_free(plan.arena_bytes.0.saturating_mul(device.arenas_ahead() as u64))?;
     }
     let engine = Engine::prepare(device, program, plan)?;
     let budget = match engine.outside()? {

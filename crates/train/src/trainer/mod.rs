@@ -267,7 +267,7 @@ impl Trainer {
     ///
     /// When the process's memory cannot be read, or a rank has ended.
     pub fn end(&self) -> Result<EndRecord, TrainError> {
-        let (planned, own) = (self.run.plan().arena_bytes, self.run.engine().measured_peak());
+        let (planned, own) = (self.run.plan().arena_bytes.0, self.run.engine().measured_peak().0);
         let ranks = self.rank_records()?;
         let other = ranks.iter().map(|rank| rank.peak_bytes).find(|&peak| peak != planned);
         Ok(EndRecord {

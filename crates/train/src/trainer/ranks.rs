@@ -83,7 +83,7 @@ impl Trainer {
     fn share_figures(&self) -> Result<Vec<RankRecord>, TrainError> {
         let Some(world) = self.run.communicator() else { return Ok(Vec::new()) };
         let figures: [u64; FIGURES] =
-            [self.run.engine().measured_peak(), self.run.own_bytes()?, self.busy.as_nanos() as u64];
+            [self.run.engine().measured_peak().0, self.run.own_bytes()?, self.busy.as_nanos() as u64];
         let mut all = vec![0; world.ranks() * size_of_val(&figures)];
         world.gather(&figures.map(u64::to_le_bytes).concat(), &mut all)?;
         let mut numbers = all.as_chunks().0.iter().copied().map(u64::from_le_bytes);

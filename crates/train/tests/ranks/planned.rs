@@ -1,7 +1,7 @@
 //! Plans for ranks that are not here.
 
 use plimsoll_graph::{DType, Graph, GraphError, Init};
-use plimsoll_plan::{Choice, Purpose, RankLink, RankLinks, Strategy, traffic};
+use plimsoll_plan::{Choice, ProcessBytes, Purpose, RankLink, RankLinks, Strategy, traffic};
 use plimsoll_train::memory::{Budget, BudgetOrigin};
 use plimsoll_train::{Options, TrainError, ZeroStage, plan_for, plan_within};
 
@@ -58,7 +58,7 @@ fn from_two_ranks_on_more_ranks_never_need_more_memory() {
                 ranges.map(|range| range.ty.bytes() as u64).sum::<u64>()
             };
             let kept = state(Purpose::Optimizer) + state(Purpose::Gradients) + state(Purpose::Weights);
-            let now = (choice.plan.arena_bytes, kept);
+            let now = (choice.plan.arena_bytes.0, kept);
             if let Some(last) = last {
                 assert!(
                     now.0 <= last.0 && now.1 <= last.1,
@@ -105,7 +105,7 @@ fn from_two_ranks_on_the_least_memory_of_a_rank_never_grows_where_recompute_is_f
 /// Bytes of the smallest arena of one of several ranks.
 fn least(zero_stage: ZeroStage, ranks: usize) -> u64 {
     match in_arena_of(ranks, zero_stage, 1) {
-        Err(TrainError::Budget { smallest, .. }) => smallest.arena_bytes,
+        Err(TrainError::Budget { smallest, .. }) => smallest.arena_bytes.0,
         other => panic!("{other:?}"),
     }
 }
@@ -118,7 +118,8 @@ fn in_arena(zero_stage: ZeroStage, total: u64) -> Result<Choice, TrainError> {
 fn in_arena_of(ranks: usize, zero_stage: ZeroStage, total: u64) -> Result<Choice, TrainError> {
     let options = Options { rank_links: None, recompute: None, ..options(ranks, zero_stage) };
     let device = options.device().unwrap();
-    let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: Some(1 << 40) };
+    let (total, ceiling) = (ProcessBytes(total), Some(ProcessBytes(1 << 40)));
+    let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling };
     plan_within(&model, |graph: &Graph| device.facts(graph), &options, budget).map(|planned| planned.choice)
 }
 

@@ -10,7 +10,7 @@ use plimsoll_exec::reference::{Tensor, init, interpret};
 use plimsoll_graph::{
     Axes, DType, Graph, GraphError, Init, Op, Phase, Precision, Type, Value, differentiate,
 };
-use plimsoll_plan::{Choice, Request, Role, Strategy, search};
+use plimsoll_plan::{ArenaBytes, Choice, Request, Role, Strategy, search};
 use plimsoll_train::{Optimizer, Options, Run, Update, program};
 
 use crate::arena::{InArena, assert_planned_peak, device, exactly, start};
@@ -89,7 +89,7 @@ fn options(micro_batch: usize, threads: usize, update: Update, precision: Precis
 fn planned(options: &Options, strategy: Option<Strategy>, budget: u64) -> Choice {
     let device = device(options.threads, None);
     let (global_batch, micro_batch) = (options.global_batch, options.micro_batch);
-    let request = Request { global_batch, micro_batch, strategy, budget, slack: 0.0 };
+    let request = Request { global_batch, micro_batch, strategy, budget: ArenaBytes(budget), slack: 0.0 };
     search(request, |rows| program(&model, &*device, options, rows)).unwrap()
 }
 
@@ -145,7 +145,7 @@ fn every_plan_and_number_of_threads_gives_the_same_bits_and_the_choice_is_made_o
         let expected = trace(planned(&separate(1), Some(Strategy::None), u64::MAX), 1);
         let [least, most] = {
             let case = InArena { model, options: separate(2), micro_batch: 2 };
-            [case.smallest(None), case.plan(None, u64::MAX).unwrap().plan.arena_bytes]
+            [case.smallest(None), case.plan(None, u64::MAX).unwrap().plan.arena_bytes.0]
         };
         assert!(least < most);
         let named = [Strategy::None, Strategy::Selective, Strategy::Full, Strategy::Sqrt, Strategy::Minimal];
@@ -160,7 +160,7 @@ fn every_plan_and_number_of_threads_gives_the_same_bits_and_the_choice_is_made_o
                 for (node, times) in graph.nodes().iter().zip(&runs) {
                     assert!(*times <= 1 || !node.op.is_once(), "{} runs {times} times", node.op.name());
                 }
-                assert!(choice.plan.arena_bytes <= budget);
+                assert!(choice.plan.arena_bytes.0 <= budget);
                 assert!(
                     trace(choice, threads) == expected,
                     "{strategy:?} in {budget} bytes, {threads} threads"

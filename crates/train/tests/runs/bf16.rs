@@ -7,7 +7,7 @@
 use plimsoll_exec::{Device, Instructions, rounding};
 use plimsoll_graph::{Graph, Precision};
 use plimsoll_model::{Architecture, Preset};
-use plimsoll_plan::{Choice, Link, Purpose, Request, Scratch, Searcher, Strategy, plan, search};
+use plimsoll_plan::{ArenaBytes, Choice, Link, Purpose, Request, Scratch, Searcher, Strategy, plan, search};
 use plimsoll_train::{
     FloatStorage, LanguageModel, Options, Programs, Run, StateStorage, WeightStorage, program,
 };
@@ -115,7 +115,7 @@ impl Case {
     }
 
     fn request(budget: u64, strategy: Option<Strategy>) -> Request {
-        Request { global_batch: ROWS, micro_batch: Some(1), strategy, budget, slack: 0.0 }
+        Request { global_batch: ROWS, micro_batch: Some(1), strategy, budget: ArenaBytes(budget), slack: 0.0 }
     }
 
     fn plan(&self, budget: u64, strategy: Option<Strategy>, link: Option<Link>) -> Choice {
@@ -129,7 +129,7 @@ impl Case {
         let device = self.device(2, link);
         let facts = |graph: &Graph| device.facts(graph);
         let programs = Programs { model: &self.model, facts, options: &self.options };
-        Searcher::once(programs).smallest(Case::request(0, None)).unwrap().arena_bytes
+        Searcher::once(programs).smallest(Case::request(0, None)).unwrap().arena_bytes.0
     }
 
     /// Trains and evaluates by a plan; every loss, every norm and the final weights, as bits.
@@ -164,7 +164,7 @@ fn same_bits_whatever_the_plan(name: &str, architecture: Architecture, path: Ins
     let case = Case::new(architecture, path);
     let unlimited = case.plan(u64::MAX, None, None);
     assert_eq!(unlimited.program.train.graph.precision(), Precision::Bf16);
-    let most = unlimited.plan.arena_bytes;
+    let most = unlimited.plan.arena_bytes.0;
     let expected = case.train(unlimited, 2, None);
     assert!(expected.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{name}");
     for strategy in [Strategy::None, Strategy::Full, Strategy::Minimal] {

@@ -25,7 +25,7 @@ fn arenas_stay_within_a_twentieth_of_the_liveness_bound() {
                     let plan = plan(&program, strategy, scratch).unwrap();
                     // State is the same in both and would hide a difference.
                     let persistent: u64 = plan.states.iter().map(|range| range.bytes).sum();
-                    let transient = (plan.arena_bytes - persistent) as f64;
+                    let transient = (plan.arena_bytes.0 - persistent) as f64;
                     let ratio = transient / (plan.liveness_bound - persistent) as f64;
                     println!("{name}, {rows} rows, {strategy}, {scratch:?} scratch: {ratio:.4}");
                     worst = worst.max(ratio);

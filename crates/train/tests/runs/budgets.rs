@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use plimsoll_model::{Architecture, Preset};
-use plimsoll_plan::{Choice, Request, Role, SearchError, search};
+use plimsoll_plan::{ArenaBytes, Choice, Request, Role, SearchError, search};
 use plimsoll_train::{LanguageModel, Options, program};
 
 use crate::arena::{assert_planned_peak, exactly, start};
@@ -38,7 +38,7 @@ impl Case {
             global_batch: ROWS,
             micro_batch: Some(MICRO_BATCH),
             strategy: None,
-            budget,
+            budget: ArenaBytes(budget),
             slack: 0.0,
         };
         search(request, |rows| program(&self.model, &*device, &options, rows))
@@ -57,15 +57,15 @@ impl Case {
 
 fn check(name: &str, case: &Case) {
     let unlimited = case.plan(u64::MAX).unwrap();
-    let most = unlimited.plan.arena_bytes;
+    let most = unlimited.plan.arena_bytes.0;
     let SearchError::Budget { smallest, .. } = case.plan(1).unwrap_err() else { panic!("{name} in a byte") };
-    let least = smallest.arena_bytes;
+    let least = smallest.arena_bytes.0;
     let expected = case.train(unlimited);
     let mut lengths = BTreeSet::new();
     for index in 0..BUDGETS {
         let budget = least + (most - least) * index / (BUDGETS - 1);
         let choice = case.plan(budget).unwrap();
-        let (arena, runs) = (choice.plan.arena_bytes, choice.plan.schedules[&Role::First].actions.len());
+        let (arena, runs) = (choice.plan.arena_bytes.0, choice.plan.schedules[&Role::First].actions.len());
         println!("{name}: budget {budget}, arena {arena}, {runs} actions, {}", choice.plan.strategy);
         assert!(arena <= budget, "{name}: {arena} bytes of {budget}");
         lengths.insert(runs);

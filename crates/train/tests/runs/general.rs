@@ -90,7 +90,7 @@ fn every_budget_gives_the_same_bits() {
     let unlimited = case(Update::Separate).plan(None, u64::MAX).unwrap();
     let expected = train(exactly(unlimited));
     for update in [Update::Separate, Update::InBackward] {
-        let most = case(update).plan(None, u64::MAX).unwrap().plan.arena_bytes;
+        let most = case(update).plan(None, u64::MAX).unwrap().plan.arena_bytes.0;
         let least = case(update).smallest(None);
         for budget in [least, least + (most - least) / 4, u64::midpoint(least, most)] {
             let choice = case(update).plan(None, budget).unwrap();
@@ -98,7 +98,7 @@ fn every_budget_gives_the_same_bits() {
             assert_eq!(choice.plan.strategy, Strategy::Auto, "{budget} bytes");
             assert!(runs.iter().any(|&times| times > 1), "{budget} bytes: something runs again");
             assert!(choice.lower_bound_seconds.unwrap() <= choice.step_seconds());
-            assert!(choice.plan.arena_bytes <= budget);
+            assert!(choice.plan.arena_bytes.0 <= budget);
             assert!(train(exactly(choice)) == expected, "other bits in {budget} bytes");
         }
     }
@@ -111,7 +111,7 @@ fn with_a_disk_less_memory_gives_the_same_bits() {
     assert!(least < alone, "{least} bytes with a disk, {alone} without");
     for budget in [least, u64::midpoint(least, alone), alone + alone / 10] {
         let choice = case(Update::Separate).plan(Some(DISK), budget).unwrap();
-        assert!(choice.plan.arena_bytes <= budget);
+        assert!(choice.plan.arena_bytes.0 <= budget);
         assert!(train(exactly(choice)) == expected, "other bits in {budget} bytes");
     }
 }

@@ -126,7 +126,7 @@ fn the_amount_of_scratch_changes_no_bit() {
         let step = |run: &mut Run, step: usize| {
             Batch::synthetic(ROWS, size.seq, size.vocab, false, step).step(run, 1e-2)
         };
-        (trace(&mut run, step, poison), run.plan().arena_bytes)
+        (trace(&mut run, step, poison), run.plan().arena_bytes.0)
     };
     let ((best, more), (least, less)) = (traced(Scratch::Best), traced(Scratch::Least));
     assert!(less < more, "there is a choice: {less} or {more} bytes");
@@ -152,7 +152,7 @@ fn poison(run: &mut Run) {
     let persistent = run.plan().states.iter().map(|range| range.offset + range.bytes).max().unwrap();
     let gradients = run.plan().states.iter().filter(|range| range.purpose == Purpose::Gradients);
     let mut ranges: Vec<(u64, u64)> = gradients.map(|range| (range.offset, range.bytes)).collect();
-    ranges.push((persistent, run.plan().arena_bytes - persistent));
+    ranges.push((persistent, run.plan().arena_bytes.0 - persistent));
     let device = run.engine_mut().device_mut();
     for (offset, bytes) in ranges {
         assert!(bytes > 0);

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use plimsoll_exec::Data;
 use plimsoll_graph::Graph;
 use plimsoll_model::{Architecture, Llama};
-use plimsoll_plan::{Plan, Purpose, Request, Role, Searcher, Strategy, search, spans, timeline};
+use plimsoll_plan::{
+    ArenaBytes, Plan, ProcessBytes, Purpose, Request, Role, Searcher, Strategy, search, spans, timeline,
+};
 use plimsoll_train::memory::{Budget, BudgetOrigin};
 use plimsoll_train::{LanguageModel, Optimizer, Options, Run, TrainError, Update, plan_within, program};
 
@@ -130,18 +132,23 @@ fn every_budget_is_kept_and_more_is_never_slower_when_gradients_come_and_go() {
     for model in [llama(SIZE), tied()] {
         let asked = Options { global_batch: 4, ..asked(Update::Auto, Strategy::Auto) };
         let build = |rows: usize| program(&language(&model), &*device, &asked, rows);
-        let request =
-            |budget| Request { global_batch: 4, micro_batch: None, strategy: None, budget, slack: 0.0 };
+        let request = |budget| Request {
+            global_batch: 4,
+            micro_batch: None,
+            strategy: None,
+            budget: ArenaBytes(budget),
+            slack: 0.0,
+        };
         let at = |budget: u64| search(request(budget), build);
-        let most = at(u64::MAX).unwrap().plan.arena_bytes;
+        let most = at(u64::MAX).unwrap().plan.arena_bytes.0;
         let smallest = Searcher::once(build).smallest(request(0)).unwrap();
         let mut before = f64::INFINITY;
         let mut forms = std::collections::BTreeSet::new();
         for index in 0..12 {
-            let budget = smallest.arena_bytes + (most - smallest.arena_bytes) * index / 11;
+            let budget = smallest.arena_bytes.0 + (most - smallest.arena_bytes.0) * index / 11;
             let choice = at(budget).unwrap();
             let seconds = choice.step_seconds();
-            assert!(choice.plan.arena_bytes <= budget && seconds <= before * (1.0 + 1e-12), "{budget}");
+            assert!(choice.plan.arena_bytes.0 <= budget && seconds <= before * (1.0 + 1e-12), "{budget}");
             assert_eq!(choice.program.updates_in_backward(), choice.accumulation == 1);
             forms.insert(choice.accumulation == 1);
             before = seconds;
@@ -168,7 +175,8 @@ fn with_a_limit_on_the_norm_two_passes_train_to_the_same_bits_and_are_the_last_r
     let device = plimsoll_devices::cpu(1).unwrap();
     // Budgets of the arena alone: the process beside it grows as other tests run.
     let planned = |arena, update| {
-        let budget = Budget { total: arena, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
+        let budget =
+            Budget { total: ProcessBytes(arena), outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
         let options = limited(update, Strategy::Minimal);
         plan_within(&language(&llama(SIZE)), |graph: &Graph| device.facts(graph), &options, budget)
     };
@@ -179,7 +187,7 @@ fn with_a_limit_on_the_norm_two_passes_train_to_the_same_bits_and_are_the_last_r
         bound <= seconds * (1.0 + 1e-9) && bound > 0.99 * seconds,
         "the bound is of both passes: {bound}"
     );
-    let needed = |update| planned(1 << 30, update).unwrap().choice.plan.arena_bytes;
+    let needed = |update| planned(1 << 30, update).unwrap().choice.plan.arena_bytes.0;
     let (separate, two) = (needed(Update::Separate), needed(Update::TwoPass));
     assert!(two < separate);
     let passes = |arena| planned(arena, Update::Auto).unwrap().choice.program.passes();
@@ -201,7 +209,8 @@ fn left_free_a_step_is_never_slower_than_in_two_passes() {
         facts
     };
     let seconds = |update, arena: u64| {
-        let budget = Budget { total: arena, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
+        let budget =
+            Budget { total: ProcessBytes(arena), outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
         let planned = plan_within(&model, slow_in_little_scratch, &options(update), budget);
         planned.ok().map(|planned| planned.choice.step_seconds())
     };

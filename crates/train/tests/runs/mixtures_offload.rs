@@ -81,13 +81,13 @@ fn experts_that_wait_on_a_disk_train_to_the_same_bits() {
         let case = case(capacity, precision);
         let vocab = case.model.architecture.vocab();
         let unlimited = case.plan(None, u64::MAX).unwrap();
-        let most = unlimited.plan.arena_bytes;
+        let most = unlimited.plan.arena_bytes.0;
         let expected = train(unlimited, vocab);
         let (least, alone) = (case.smallest(Some(DISK)), case.smallest(None));
         assert!(least < alone, "{least} bytes with a disk, {alone} without");
         for budget in [least, u64::midpoint(least, alone), alone, u64::midpoint(alone, most)] {
             let choice = case.plan(Some(DISK), budget).unwrap();
-            assert!(choice.plan.arena_bytes <= budget);
+            assert!(choice.plan.arena_bytes.0 <= budget);
             if budget == least {
                 let away = report(&choice.program, &choice.plan).state_bytes_away;
                 let weights = away.iter().find(|(purpose, _)| *purpose == Purpose::Weights);

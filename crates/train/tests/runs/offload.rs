@@ -38,7 +38,7 @@ fn batch(step: usize) -> Batch {
 fn a_budget_that_recompute_alone_cannot_keep_trains_to_the_same_bits() {
     let case = case();
     let unlimited = case.plan(None, u64::MAX).unwrap();
-    let most = unlimited.plan.arena_bytes;
+    let most = unlimited.plan.arena_bytes.0;
     let expected = train(unlimited);
     let (least, without_disk) = (case.smallest(Some(DISK)), case.smallest(None));
     assert!(least < without_disk, "{least} bytes with a disk, {without_disk} without");
@@ -59,7 +59,7 @@ fn a_budget_that_recompute_alone_cannot_keep_trains_to_the_same_bits() {
         assert_eq!(alone.is_err(), budget < without_disk);
         assert!(ways(Direction::In) >= ways(Direction::Out) && ways(Direction::Out) > 0);
         assert!(report.layers.iter().any(|layer| !layer.offload.is_empty()));
-        assert!(choice.plan.arena_bytes <= budget);
+        assert!(choice.plan.arena_bytes.0 <= budget);
         assert!(train(choice) == expected, "other bits in {budget} bytes");
     }
 }

@@ -422,7 +422,7 @@ fn weights_in_bf16_save_memory_also_at_the_peak() {
             .iter()
             .map(|name| run.states().find(|(known, _)| known == name).unwrap().1.shape.elements())
             .sum();
-        (run.plan().arena_bytes, weights as u64)
+        (run.plan().arena_bytes.0, weights as u64)
     };
     let ((wide, elements), (narrow, _)) = (peak(F32), peak(RANDOM));
     // Two bytes of each weight, and the widened copies of norms and chosen rows.

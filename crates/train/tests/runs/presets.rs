@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use plimsoll_graph::Graph;
 use plimsoll_model::Preset;
-use plimsoll_plan::{Choice, DeviceSpec, Facts, Request, Searcher};
+use plimsoll_plan::{ArenaBytes, Choice, DeviceSpec, Facts, Request, Searcher};
 use plimsoll_train::{LanguageModel, Options, Programs};
 
 /// Times are sums in different orders.
@@ -40,13 +40,19 @@ impl Case {
         let options = Options { global_batch: self.global_batch, ..Options::default() };
         let mut searcher = Searcher::new(Programs { model: &model, facts, options: &options });
         let (global_batch, micro_batch) = (self.global_batch, self.micro_batch);
-        let request = |budget| Request { global_batch, micro_batch, strategy: None, budget, slack: 0.0 };
+        let request = |budget| Request {
+            global_batch,
+            micro_batch,
+            strategy: None,
+            budget: ArenaBytes(budget),
+            slack: 0.0,
+        };
         let start = Instant::now();
         let smallest = searcher.smallest(request(0)).unwrap();
         let mut at = |budget: u64| searcher.search(request(budget));
-        let most = at(u64::MAX).unwrap().plan.arena_bytes;
+        let most = at(u64::MAX).unwrap().plan.arena_bytes.0;
         let mut before = f64::INFINITY;
-        for budget in grid(smallest.arena_bytes, most, self.budgets) {
+        for budget in grid(smallest.arena_bytes.0, most, self.budgets) {
             let choice = at(budget).unwrap();
             before = judged(name, budget, &choice, before);
             if budget == most {
@@ -69,7 +75,7 @@ fn grid(least: u64, most: u64, count: u32) -> impl Iterator<Item = u64> {
 
 /// Holds a plan to its budget, to its bound and to the time of the plan in less memory; returns its own time.
 fn judged(name: &str, budget: u64, choice: &Choice, before: f64) -> f64 {
-    let (arena, seconds) = (choice.plan.arena_bytes, choice.step_seconds());
+    let (arena, seconds) = (choice.plan.arena_bytes.0, choice.step_seconds());
     let bound = choice.lower_bound_seconds.unwrap();
     assert!(arena <= budget, "{name}: {arena} bytes of {budget}");
     assert!(seconds <= before * (1.0 + ROUNDING), "{name}, {budget} bytes: {seconds} s, in fewer {before} s");

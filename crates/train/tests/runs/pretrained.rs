@@ -8,6 +8,7 @@ use plimsoll_devices::cpu;
 use plimsoll_exec::Data;
 use plimsoll_model::Lora;
 use plimsoll_model::lora::AdapterConfig;
+use plimsoll_plan::ProcessBytes;
 use plimsoll_train::generate::{Generator, Sampling};
 use plimsoll_train::memory::Budget;
 use plimsoll_train::pretrained::merge;
@@ -101,7 +102,7 @@ fn what_does_not_belong_together_is_refused() {
     let adapter = open(&base).unwrap();
     let why = merge(&base, &adapter, home.path()).unwrap_err().to_string();
     assert!(why.contains("is not empty"), "{why}");
-    let tight = Budget { total: 1 << 20, ..budget() };
+    let tight = Budget { total: ProcessBytes(1 << 20), ..budget() };
     let error = Generator::open(&base, None, SEQ, &tight, cpu(1).unwrap()).unwrap_err();
     assert!(
         matches!(&error, TrainError::Config(why) if why.contains("MiB, which is surely enough")),

@@ -81,7 +81,7 @@ impl Case {
                 report.offload_bytes,
                 choice.step_seconds()
             );
-            assert!(choice.plan.arena_bytes <= budget && !report.state_bytes_away.is_empty());
+            assert!(choice.plan.arena_bytes.0 <= budget && !report.state_bytes_away.is_empty());
             assert!(self.train(choice) == expected, "{name}: other bits in {budget} bytes");
             report.state_bytes_away
         });
@@ -133,7 +133,7 @@ fn frozen_weights_under_adapters_leave_and_are_never_written() {
 fn a_plan_file_says_where_state_lives_and_the_judge_believes_no_draft_that_lies() {
     let case = Case::new(Options::default());
     let choice = case.0.plan(Some(DISK), case.0.smallest(Some(DISK))).unwrap();
-    let text = file::write(&choice, choice.plan.arena_bytes);
+    let text = file::write(&choice, choice.plan.arena_bytes.process(0));
     let read = file::Saved::parse(&text).unwrap().for_program(choice.program.clone()).unwrap();
     assert_eq!(read.plan.states, choice.plan.states);
     assert_eq!(read.plan.schedules, choice.plan.schedules);

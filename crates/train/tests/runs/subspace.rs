@@ -68,7 +68,7 @@ fn only_coordinates_have_gradients_and_moments_and_the_peak_is_the_planned_one()
     assert_eq!(run.engine().measured_peak(), whole);
     // Full training holds weights, gradients and two moments.
     let full = start(&model, SIZE.seq, &options(4, 2, Strategy::Minimal, 1)).plan().arena_bytes;
-    assert!(full - whole > 2 * frozen as u64, "{whole} of {full}, weights {frozen}");
+    assert!(full.0 - whole.0 > 2 * frozen as u64, "{whole} of {full}, weights {frozen}");
 }
 
 #[test]

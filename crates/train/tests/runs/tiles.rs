@@ -6,7 +6,7 @@
 
 use plimsoll_graph::{Graph, Op};
 use plimsoll_model::{Architecture, Lora, Targets};
-use plimsoll_plan::{Build, Choice, DeviceSpec, Request, SearchError, Strategy, search};
+use plimsoll_plan::{ArenaBytes, Build, Choice, DeviceSpec, Request, SearchError, Strategy, search};
 use plimsoll_train::{LanguageModel, Options, Programs, plan_from_file, program};
 
 use crate::arena::{assert_planned_peak, exactly, start};
@@ -30,7 +30,13 @@ impl Case {
     }
 
     fn request(budget: u64) -> Request {
-        Request { global_batch: ROWS, micro_batch: Some(1), strategy: None, budget, slack: 0.0 }
+        Request {
+            global_batch: ROWS,
+            micro_batch: Some(1),
+            strategy: None,
+            budget: ArenaBytes(budget),
+            slack: 0.0,
+        }
     }
 
     /// The plan for an arena of `budget` bytes at micro-batch 1.
@@ -61,7 +67,7 @@ impl Case {
 fn least(plan: impl Fn(u64) -> Result<Choice, SearchError>) -> u64 {
     let SearchError::Budget { smallest, .. } = plan(1).unwrap_err() else { panic!("a plan in a byte") };
     // The smallest budget named in the error works; the optimum of a chain may do with less.
-    let (mut fails, mut works) = (1, smallest.arena_bytes);
+    let (mut fails, mut works) = (1, smallest.arena_bytes.0);
     while works - fails > 1024 {
         let between = works.midpoint(fails);
         if plan(between).is_ok() { works = between } else { fails = between }
@@ -88,7 +94,7 @@ fn every_family_trains_to_the_same_bits_in_less_than_the_least_of_whole_networks
             assert!(case.plan_whole(budget).is_err(), "{name}: tiles bring nothing");
             let choice = case.plan(budget).unwrap();
             assert_eq!(choice.program.train.graph.tile_rows(), Some(128), "{name} in {budget} bytes");
-            assert!(choice.plan.arena_bytes <= budget, "{name}");
+            assert!(choice.plan.arena_bytes.0 <= budget, "{name}");
             assert!(case.train(choice) == expected, "{name}: other bits in {budget} bytes");
         }
     }
@@ -99,14 +105,14 @@ fn more_memory_is_never_slower_and_tiles_are_given_up_when_they_cost_time() {
     let case = Case::new(llama(SIZE));
     let unlimited = case.plan(u64::MAX).unwrap();
     assert_eq!(unlimited.program.train.graph.tile_rows(), None, "without need nothing is built again");
-    let (least, most) = (least(|budget| case.plan(budget)), unlimited.plan.arena_bytes);
+    let (least, most) = (least(|budget| case.plan(budget)), unlimited.plan.arena_bytes.0);
     let mut slowest = f64::INFINITY;
     let mut with_tiles = 0;
     for index in 0..=24 {
         let budget = least + (most - least) * index / 24;
         let choice = case.plan(budget).unwrap();
         let seconds = choice.step_seconds();
-        assert!(choice.plan.arena_bytes <= budget && seconds <= slowest, "{budget} bytes take {seconds} s");
+        assert!(choice.plan.arena_bytes.0 <= budget && seconds <= slowest, "{budget} bytes take {seconds} s");
         assert!(choice.lower_bound_seconds.is_none_or(|bound| bound <= seconds), "{budget}");
         if let Ok(whole) = case.plan_whole(budget) {
             assert!(seconds <= whole.step_seconds(), "{budget}: whole is faster");
@@ -124,7 +130,8 @@ fn no_pinned_micro_batch_is_faster_than_a_free_one_or_than_its_bound() {
     let spec = DeviceSpec::all().iter().find(|spec| spec.name() == "cuda:4090").unwrap();
     let facts = |graph: &Graph| spec.facts(graph);
     let plan = |budget, micro_batch| {
-        let request = Request { global_batch: 8, micro_batch, strategy: None, budget, slack: 0.0 };
+        let request =
+            Request { global_batch: 8, micro_batch, strategy: None, budget: ArenaBytes(budget), slack: 0.0 };
         search(request, Programs { model: &case.model, facts, options: &case.options })
     };
     let smallest = least(|budget| plan(budget, Some(1)));
@@ -156,7 +163,7 @@ fn a_fixed_strategy_is_not_tiled_and_the_hint_that_lets_go_of_it_works() {
     let [hint] = hints[..] else { panic!("{hints:?}") };
     assert_eq!((hint.micro_batch, hint.strategy, hint.tiled), (1, Strategy::Auto, true));
     let typed = Request { strategy: Some(hint.strategy), micro_batch: Some(hint.micro_batch), ..fixed };
-    assert!(search(typed, programs()).unwrap().plan.arena_bytes <= budget);
+    assert!(search(typed, programs()).unwrap().plan.arena_bytes.0 <= budget);
 }
 
 #[test]

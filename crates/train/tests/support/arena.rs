@@ -4,7 +4,7 @@
 
 use plimsoll_devices::{DeviceKind, Setup, open};
 use plimsoll_exec::{Device, Instructions};
-use plimsoll_plan::{Choice, Link, Request, SearchError, Searcher, Tier, search};
+use plimsoll_plan::{ArenaBytes, Choice, Link, Request, SearchError, Searcher, Tier, search};
 use plimsoll_train::memory::{Budget, BudgetOrigin};
 use plimsoll_train::{Model, Options, Planned, Run, program};
 
@@ -36,7 +36,7 @@ pub(crate) fn device_with(
 
 /// A plan in a budget that has its arena and not a byte more.
 pub(crate) fn exactly(choice: Choice) -> Planned {
-    let total = choice.plan.arena_bytes;
+    let total = choice.plan.arena_bytes.process(0);
     Planned { choice, budget: Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: None } }
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct InArena<M> {
 impl<M: Model> InArena<M> {
     pub(crate) fn request(&self, budget: u64) -> Request {
         let (global_batch, micro_batch) = (self.options.global_batch, Some(self.micro_batch));
-        Request { global_batch, micro_batch, strategy: None, budget, slack: 0.0 }
+        Request { global_batch, micro_batch, strategy: None, budget: ArenaBytes(budget), slack: 0.0 }
     }
 
     /// The plan for an arena of `budget` bytes.
@@ -75,6 +75,6 @@ impl<M: Model> InArena<M> {
     pub(crate) fn smallest(&self, link: Option<Link>) -> u64 {
         let device = device(self.options.threads, link);
         let mut searcher = Searcher::once(|rows: usize| program(&self.model, &*device, &self.options, rows));
-        searcher.smallest(self.request(0)).unwrap().arena_bytes
+        searcher.smallest(self.request(0)).unwrap().arena_bytes.0
     }
 }

@@ -5,7 +5,7 @@ use plimsoll_graph::{differentiate, fuse, work};
 use plimsoll_model::Preset;
 
 use super::*;
-use crate::bytes::TransientBytes;
+use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::{NodeFacts, Tier, Workspace};
 use crate::offload::persistent_bytes;
 use crate::plan::{Tiered, assemble};
@@ -72,7 +72,7 @@ fn every_limit_is_kept_and_the_judge_and_the_clock_agree() {
 
 /// A request with the micro-batch pinned.
 fn pinned(budget: u64) -> Request {
-    Request { global_batch: 4, micro_batch: Some(2), strategy: None, budget, slack: 0.0 }
+    Request { global_batch: 4, micro_batch: Some(2), strategy: None, budget: ArenaBytes(budget), slack: 0.0 }
 }
 
 fn find(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
@@ -81,12 +81,12 @@ fn find(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
 
 fn smallest(link: Option<Link>) -> u64 {
     let mut searcher = Searcher::once(|rows: usize| Ok(offered(rows, link)));
-    searcher.smallest(pinned(0)).unwrap().arena_bytes
+    searcher.smallest(pinned(0)).unwrap().arena_bytes.0
 }
 
 #[test]
 fn more_memory_is_never_slower_and_a_tier_never_does_harm() {
-    let most = find(None, u64::MAX).unwrap().plan.arena_bytes;
+    let most = find(None, u64::MAX).unwrap().plan.arena_bytes.0;
     let without_tier = smallest(None);
     for rate in [1e8, 1e9] {
         let link = Some(link(rate));
@@ -97,7 +97,7 @@ fn more_memory_is_never_slower_and_a_tier_never_does_harm() {
             let budget = least + (most - least) * index / 7;
             let choice = find(link, budget).unwrap();
             let seconds = choice.step_seconds();
-            assert!(choice.plan.arena_bytes <= budget, "{} of {budget}", choice.plan.arena_bytes);
+            assert!(choice.plan.arena_bytes.0 <= budget, "{} of {budget}", choice.plan.arena_bytes.0);
             assert!(seconds <= before, "{budget} bytes: {seconds} s, before {before} s");
             let bound = choice.lower_bound_seconds.unwrap();
             assert!(seconds >= bound * (1.0 - 1e-12), "{budget} bytes: {seconds} s, bound {bound} s");
@@ -146,14 +146,14 @@ fn a_strategy_that_is_fixed_stays_and_what_it_keeps_may_be_sent_away() {
         global_batch: 4,
         micro_batch: Some(2),
         strategy: Some(Strategy::Full),
-        budget,
+        budget: ArenaBytes(budget),
         slack: 0.0,
     };
-    let alone = search(request(u64::MAX), |rows| Ok(offered(rows, None))).unwrap().plan.arena_bytes;
+    let alone = search(request(u64::MAX), |rows| Ok(offered(rows, None))).unwrap().plan.arena_bytes.0;
     let less = alone - alone / 20;
     assert!(search(request(less), |rows| Ok(offered(rows, None))).is_err());
     let choice = search(request(less), |rows| Ok(program(rows, 1e9))).unwrap();
     assert_eq!(choice.plan.strategy, Strategy::Full);
-    assert!(choice.plan.arena_bytes <= less);
+    assert!(choice.plan.arena_bytes.0 <= less);
     assert!(!choice.plan.schedules[&Role::Further].copies.is_empty());
 }

@@ -3,7 +3,7 @@
 use plimsoll_graph::{DType, Graph, Init, Value, differentiate};
 
 use super::GraphOptimum;
-use crate::bytes::TransientBytes;
+use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::{Facts, NodeFacts, Scratch, Workspace};
 use crate::offload::persistent_bytes;
 use crate::optimum::Optimum;
@@ -118,17 +118,19 @@ fn more_memory_is_never_slower_on_random_graphs() {
     const BUDGETS: u64 = 24;
     for seed in 100..116 {
         let build = |_: usize| Ok(random_program(seed));
-        let request =
-            |budget| Request { global_batch: 1, micro_batch: Some(1), strategy: None, budget, slack: 0.0 };
+        let request = |budget| {
+            let budget = ArenaBytes(budget);
+            Request { global_batch: 1, micro_batch: Some(1), strategy: None, budget, slack: 0.0 }
+        };
         let mut searcher = Searcher::new(build);
         let smallest = searcher.smallest(request(0)).unwrap();
         let named = searcher.try_named(1, 1, &[Strategy::None]).unwrap();
-        let (least, most) = (smallest.arena_bytes, named[0].arena_bytes);
+        let (least, most) = (smallest.arena_bytes.0, named[0].arena_bytes.0);
         let mut slowest = f64::INFINITY;
         for budget in (0..=BUDGETS).map(|step| least + (most - least) * step / BUDGETS) {
             let choice = searcher.search(request(budget)).unwrap();
             let (seconds, bound) = (choice.step_seconds(), choice.lower_bound_seconds.unwrap());
-            assert!(choice.plan.arena_bytes <= budget, "seed {seed}");
+            assert!(choice.plan.arena_bytes.0 <= budget, "seed {seed}");
             assert!(seconds <= slowest, "seed {seed}: {seconds} s in {budget} bytes, {slowest} s in fewer");
             assert!(bound <= seconds + 1e-9, "seed {seed}: {seconds} s in {budget} bytes, bound {bound} s");
             slowest = seconds;

@@ -173,7 +173,7 @@ fn stays_of_state_give_the_transfers_that_a_look_at_the_whole_order_gives() {
 
 /// A request with the micro-batch pinned.
 fn pinned(budget: u64) -> Request {
-    Request { global_batch: 4, micro_batch: Some(2), strategy: None, budget, slack: 0.0 }
+    Request { global_batch: 4, micro_batch: Some(2), strategy: None, budget: ArenaBytes(budget), slack: 0.0 }
 }
 
 fn find(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
@@ -182,12 +182,12 @@ fn find(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
 
 fn smallest(link: Option<Link>) -> u64 {
     let mut searcher = Searcher::once(|rows: usize| Ok(program(rows, link, false)));
-    searcher.smallest(pinned(0)).unwrap().arena_bytes
+    searcher.smallest(pinned(0)).unwrap().arena_bytes.0
 }
 
 #[test]
 fn state_leaves_when_it_must_and_more_memory_is_never_slower() {
-    let most = find(None, u64::MAX).unwrap().plan.arena_bytes;
+    let most = find(None, u64::MAX).unwrap().plan.arena_bytes.0;
     let state: u64 = find(None, u64::MAX).unwrap().plan.states.iter().map(|range| range.bytes).sum();
     for rate in [1e8, 4e9] {
         let link = Some(link(rate));
@@ -199,7 +199,7 @@ fn state_leaves_when_it_must_and_more_memory_is_never_slower() {
             let budget = least + (most - least) * index / 9;
             let choice = find(link, budget).unwrap();
             let seconds = choice.step_seconds();
-            assert!(choice.plan.arena_bytes <= budget, "{} of {budget}", choice.plan.arena_bytes);
+            assert!(choice.plan.arena_bytes.0 <= budget, "{} of {budget}", choice.plan.arena_bytes.0);
             assert!(seconds <= before * (1.0 + 1e-12), "{budget} bytes: {seconds} s, before {before} s");
             let bound = choice.lower_bound_seconds.unwrap();
             assert!(seconds >= bound * (1.0 - 1e-12), "{budget} bytes: {seconds} s, bound {bound} s");
@@ -233,7 +233,7 @@ fn the_optimizer_leaves_first_and_gradients_last_and_a_full_tier_keeps_what_it_h
 
 /// Requests for one budget: everything open, and with something fixed.
 fn asked(budget: u64, micro_batch: Option<usize>, strategy: Option<Strategy>) -> Request {
-    Request { global_batch: 4, micro_batch, strategy, budget, slack: 0.0 }
+    Request { global_batch: 4, micro_batch, strategy, budget: ArenaBytes(budget), slack: 0.0 }
 }
 
 #[test]
@@ -241,14 +241,14 @@ fn who_fixes_something_is_never_faster_and_every_budget_is_kept_and_more_memory_
     for (rate, model) in [(1e8, "tiny"), (4e9, "tiny"), (1e9, "gpt2")] {
         let build = |rows: usize| Ok(of_model(model, rows, Some(link(rate))));
         let mut searcher = Searcher::new(build);
-        let least = searcher.smallest(asked(0, None, None)).unwrap().arena_bytes;
-        let most = searcher.search(asked(u64::MAX, None, None)).unwrap().plan.arena_bytes;
+        let least = searcher.smallest(asked(0, None, None)).unwrap().arena_bytes.0;
+        let most = searcher.search(asked(u64::MAX, None, None)).unwrap().plan.arena_bytes.0;
         let mut before = f64::INFINITY;
         for index in 0..9 {
             let budget = least + (most - least) * index * index / 64;
             let open = searcher.search(asked(budget, None, None)).unwrap();
             let seconds = open.step_seconds();
-            assert!(open.plan.arena_bytes <= budget, "{} of {budget}", open.plan.arena_bytes);
+            assert!(open.plan.arena_bytes.0 <= budget, "{} of {budget}", open.plan.arena_bytes.0);
             assert!(seconds <= before * (1.0 + 1e-9), "{budget} bytes: {seconds} s, before {before} s");
             let bound = open.lower_bound_seconds.unwrap();
             assert!(seconds >= bound * (1.0 - 1e-9), "{budget} bytes: {seconds} s, bound {bound} s");
@@ -271,12 +271,12 @@ fn who_fixes_something_is_never_faster_and_every_budget_is_kept_and_more_memory_
 fn what_was_asked_before_changes_no_answer() {
     let build = |rows: usize| Ok(program(rows, Some(link(1e9)), false));
     let mut searcher = Searcher::new(build);
-    let most = searcher.search(asked(u64::MAX, None, None)).unwrap().plan.arena_bytes;
+    let most = searcher.search(asked(u64::MAX, None, None)).unwrap().plan.arena_bytes.0;
     for share in [9, 3, 6, 4] {
         let request = asked(most * share / 10, None, None);
         let (kept, new) = (searcher.search(request).unwrap(), search(request, build).unwrap());
         assert_eq!(kept.step_seconds().to_bits(), new.step_seconds().to_bits(), "{share} tenths");
-        assert_eq!(kept.plan.arena_bytes, new.plan.arena_bytes, "{share} tenths");
+        assert_eq!(kept.plan.arena_bytes.0, new.plan.arena_bytes.0, "{share} tenths");
     }
 }
 
@@ -288,12 +288,12 @@ fn a_budget_below_what_an_update_has_in_at_once_is_refused_without_a_layout() {
             .unwrap();
     let offers = tables.candidates(Scratch::Best).unwrap();
     let least = offers.residencies.iter().map(ResidencyOption::least_bytes).min().unwrap();
-    let request = Request { global_batch: 1, ..asked(least - 1, Some(1), None) };
+    let request = Request { global_batch: 1, ..asked(least.0 - 1, Some(1), None) };
     let of = MicroBatch { request: &request, rows: 1, tiled: false, tables: &tables, below: f64::INFINITY };
     let mut tried = Vec::new();
     offloaded(of, Scratch::Best, &mut tried).unwrap();
     assert!(tried.is_empty(), "{tried:?}");
-    let laid_out = offers.found.borrow().values().filter(|found| found.fails > 0).count();
+    let laid_out = offers.found.borrow().values().filter(|found| found.fails > ArenaBytes(0)).count();
     assert_eq!(laid_out, 0, "of {} combinations", offers.found.borrow().len());
 }
 
@@ -341,7 +341,7 @@ fn work_for_gpt2(tables: &ProgramTables, mib: u64) -> (usize, usize, usize) {
     let candidates = tables.candidates(Scratch::Best).unwrap();
     let found = candidates.found.take();
     let timed = found.values().filter(|found| found.seconds.is_some()).count();
-    let laid_out = found.values().filter(|found| found.fails > 0 || found.fits.is_some()).count();
+    let laid_out = found.values().filter(|found| found.fails > ArenaBytes(0) || found.fits.is_some()).count();
     (timed, laid_out, tried.len())
 }
 

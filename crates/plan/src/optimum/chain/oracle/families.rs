@@ -6,7 +6,7 @@
 use plimsoll_graph::{Axes, DType, Graph, Init, Op, differentiate, fuse, work};
 use plimsoll_model::{Architecture, Bert, Gpt2, Lora, Preset};
 
-use crate::bytes::TransientBytes;
+use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::{Facts, NodeFacts, Scratch, Workspace};
 use crate::offload::persistent_bytes;
 use crate::optimum::Optimum;
@@ -110,7 +110,7 @@ fn check(name: &str, program: &Program, count: usize) {
             "{:6.3} {:12.4} {:7.4} {:12.2} {:7.2}",
             of(bytes, most),
             of(live, bytes),
-            of(plan.arena_bytes - persistent, bytes),
+            of(plan.arena_bytes.0 - persistent, bytes),
             100.0 * (predicted / everything_once - 1.0),
             100.0 * (predicted / bound - 1.0),
         );
@@ -273,16 +273,22 @@ fn a_long_chain_of_layers_with_a_choice_keeps_its_word_too() {
 /// Over budgets from the smallest that works: all are kept, and a larger one is never slower.
 fn check_search(name: &str, model: &Architecture, seq: usize, micro_batch: Option<usize>, count: usize) {
     let build = |rows: usize| Ok(program(model, rows, seq));
-    let request = |budget| Request { global_batch: 4, micro_batch, strategy: None, budget, slack: 0.0 };
+    let request = |budget| Request {
+        global_batch: 4,
+        micro_batch,
+        strategy: None,
+        budget: ArenaBytes(budget),
+        slack: 0.0,
+    };
     let at = |budget: u64| search(request(budget), build);
-    let most = at(u64::MAX).unwrap().plan.arena_bytes;
-    let least = Searcher::once(build).smallest(request(0)).unwrap().arena_bytes;
+    let most = at(u64::MAX).unwrap().plan.arena_bytes.0;
+    let least = Searcher::once(build).smallest(request(0)).unwrap().arena_bytes.0;
     let mut before = f64::INFINITY;
     for index in 0..count {
         let budget = least + (most - least) * index as u64 / (count as u64 - 1);
         let choice = at(budget).unwrap();
         let seconds = choice.step_seconds();
-        assert!(choice.plan.arena_bytes <= budget, "{name}: {} of {budget}", choice.plan.arena_bytes);
+        assert!(choice.plan.arena_bytes.0 <= budget, "{name}: {} of {budget}", choice.plan.arena_bytes.0);
         assert!(seconds <= before * (1.0 + 1e-12), "{name}: {budget} bytes: {seconds} s, before {before} s");
         if let Some(bound) = choice.lower_bound_seconds {
             assert!(seconds >= bound * (1.0 - 1e-12), "{name}: {budget} bytes: {seconds} s, bound {bound} s");
@@ -319,7 +325,7 @@ fn planning_32_and_80_layers_compares_few_options_and_slots() {
         let plan =
             assemble(&program, &Order::Regions(regions), Strategy::Auto, Scratch::Best, Tiered::default())
                 .unwrap();
-        assert!(plan.arena_bytes as f64 <= plan.liveness_bound as f64 * 1.05);
+        assert!(plan.arena_bytes.0 as f64 <= plan.liveness_bound as f64 * 1.05);
         let (options, compared) = (planner.options.list.len(), planner.table().compared());
         println!("{name}: {options} options, {compared} slots compared");
         assert!(options <= most_options && compared <= most_compared, "{name}: {options}, {compared}");
@@ -335,12 +341,18 @@ fn the_search_over_all_micro_batches_builds_each_program_at_most_once_and_looks_
     let whole = planner.most_bytes().unwrap();
     for (share, most_runs) in [(0.2, 9_500), (4.0, 2_100)] {
         let budget = persistent_bytes(&one, 0).unwrap() + (whole as f64 * share) as u64;
-        let request = Request { global_batch: 32, micro_batch: None, strategy: None, budget, slack: 0.0 };
+        let request = Request {
+            global_batch: 32,
+            micro_batch: None,
+            strategy: None,
+            budget: ArenaBytes(budget),
+            slack: 0.0,
+        };
         let mut searcher = Searcher::once(|rows| Ok(program(&model, rows, 4096)));
         let choice = searcher.search(request).unwrap();
         let work = searcher.work();
         println!("{share} of one row's memory: {} rows, {work:?}", choice.micro_batch);
-        assert!(choice.plan.arena_bytes <= budget);
+        assert!(choice.plan.arena_bytes.0 <= budget);
         // Six micro-batches divide the global batch, each with a second program in tiles.
         assert!(work.programs <= 12 && work.runs <= most_runs, "{share}: {work:?}");
     }

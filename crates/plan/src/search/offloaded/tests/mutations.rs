@@ -263,7 +263,7 @@ fn the_judge_refuses_a_buffer_on_bytes_that_a_transfer_of_the_schedule_before_st
                 for next in role.overlaps() {
                     let mut altered = draft.clone();
                     let Some(next) = altered.schedules.get_mut(next) else { continue };
-                    let room = (draft.arena_bytes, program.train.facts.alignment);
+                    let room = (draft.arena_bytes.0, program.train.facts.alignment);
                     let Some((buffer, place)) = movable(next, taken, room) else { continue };
                     next.buffers[buffer].offset = place;
                     let Err(PlanError::Refused { error, .. }) = altered.judge(&program) else {
