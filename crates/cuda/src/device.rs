@@ -14,6 +14,7 @@ use plimsoll_exec::{
 use plimsoll_graph::{DType, Graph, Init, Type};
 use plimsoll_plan::{Facts, Runnable, Schedule, Space};
 
+use crate::bound_schedule::{BoundProgram, BoundSchedule, Ready};
 use crate::counting::Readings;
 use crate::documents::{DocumentTables, TableKey};
 use crate::driver::{
@@ -26,7 +27,6 @@ use crate::lower::{
     LoweredSchedule, Place, Product, Signature, StreamStep,
 };
 use crate::options::{CudaOptions, Products};
-use crate::prepared::{BoundProgram, Prepared, Ready};
 
 mod timed;
 
@@ -39,7 +39,7 @@ const NAMED_CHECKS: usize = 224;
 #[derive(Debug)]
 pub struct CudaDevice {
     // In the order in which they must be dropped: unmapping waits for the GPU, and a library needs the stream to end.
-    schedules: Vec<Prepared>,
+    schedules: Vec<BoundSchedule>,
     mapping: Option<Mapping>,
     world: Option<World>,
     libraries: Libraries,
@@ -159,7 +159,7 @@ impl CudaDevice {
         self.queue(&bound)
     }
 
-    fn prepared(&self, schedule: ScheduleId) -> Result<&Prepared, ExecError> {
+    fn bound(&self, schedule: ScheduleId) -> Result<&BoundSchedule, ExecError> {
         self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))
     }
 
@@ -262,16 +262,16 @@ impl CudaDevice {
 
     /// The form of a schedule that the documents written last allow.
     fn chosen(&self, schedule: ScheduleId) -> Result<(&BoundProgram, usize), ExecError> {
-        let prepared = self.prepared(schedule)?;
-        let ragged = prepared.ragged.as_ref().filter(|_| self.documents.fit(&prepared.tables));
-        Ok((ragged.unwrap_or(&prepared.masked), prepared.actions))
+        let bound = self.bound(schedule)?;
+        let ragged = bound.ragged.as_ref().filter(|_| self.documents.fit(&bound.tables));
+        Ok((ragged.unwrap_or(&bound.masked), bound.actions))
     }
 
     /// Records every schedule, so that it is queued with one call. If the driver or a library refuses, its steps are
     /// queued one by one.
     fn capture(&mut self) {
         let mut schedules = std::mem::take(&mut self.schedules);
-        for form in schedules.iter_mut().flat_map(Prepared::forms_mut) {
+        for form in schedules.iter_mut().flat_map(BoundSchedule::forms_mut) {
             let steps = || self.queue_all(&form.steps);
             form.captured = Captured::new(&self.context, self.stream.raw(), steps).ok();
         }
@@ -368,7 +368,7 @@ impl Device for CudaDevice {
         };
         let tables = ragged.as_ref().map(BoundProgram::tables).unwrap_or_default();
         let ragged = ragged.filter(|_| !tables.is_empty());
-        self.schedules.push(Prepared { masked, ragged, tables, actions: schedule.actions.len() });
+        self.schedules.push(BoundSchedule { masked, ragged, tables, actions: schedule.actions.len() });
         Ok(ScheduleId(self.schedules.len() - 1))
     }
 
@@ -382,13 +382,13 @@ impl Device for CudaDevice {
         let products: BTreeMap<Signature, &Product> = self
             .schedules
             .iter()
-            .flat_map(Prepared::products)
+            .flat_map(BoundSchedule::products)
             .map(|product| (product.signature, product))
             .collect();
         let attentions: BTreeMap<AttentionShape, &Attention> = self
             .schedules
             .iter()
-            .flat_map(Prepared::attentions)
+            .flat_map(BoundSchedule::attentions)
             .map(|attention| (attention.shape, attention))
             .collect();
         let scratch = products.keys().filter_map(|signature| self.library.workspace(signature));

@@ -11,6 +11,7 @@
 //! Nothing here decides anything about memory: operands and scratch are the plan's.
 
 mod attention_table;
+mod bound_schedule;
 mod counting;
 mod device;
 mod documents;
@@ -20,7 +21,6 @@ mod inspection;
 pub mod kernels;
 pub mod lower;
 mod options;
-mod prepared;
 mod resources;
 mod trials;
 

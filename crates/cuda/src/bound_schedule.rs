@@ -47,7 +47,7 @@ impl BoundProgram {
 
 /// A schedule in every form.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct BoundSchedule {
     pub(crate) masked: BoundProgram,
     pub(crate) ragged: Option<BoundProgram>,
     /// The tables that the ragged form reads.
@@ -55,7 +55,7 @@ pub(crate) struct Prepared {
     pub(crate) actions: usize,
 }
 
-impl Prepared {
+impl BoundSchedule {
     fn forms(&self) -> impl Iterator<Item = &BoundProgram> {
         [Some(&self.masked), self.ragged.as_ref()].into_iter().flatten()
     }
