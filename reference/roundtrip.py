@@ -9,8 +9,9 @@ it, and merges that. Compared are, each time from the folders on disk,
     merged      logits of base and adapter in PEFT and of the merged folder in transformers, largest difference
     text        what `plimsoll generate --temperature 0` writes and what greedy generation in Python writes
 
-Then adapters of chosen modules, ranks, layers and tokens, for models with tied and own heads: the same, and each is trained
-further from its folder alone.
+Then other kinds of adapters, and adapters of chosen modules, ranks, layers and tokens, for models with tied and own heads and
+for mixtures: the same, and each is trained further from its folder alone. Bottleneck adapters, which PEFT has not, are those
+of bottleneck.py.
 
 A classifier has its labels in place of text. The loss of hidden words depends on which are hidden, so of that model it is
 asked that it guesses words better than before. Ends with an error when anything is missing, unknown or different.
@@ -24,6 +25,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import bottleneck
 import mixtures
 import peft
 import tokenizers
@@ -31,6 +33,7 @@ import torch
 import transformers
 from hf_models import configs
 from models import scatter_weights
+from safetensors.torch import load_file
 
 TOKENIZERS = Path(__file__).resolve().parent.parent / "testdata" / "tokenizer"
 VOCAB, POSITIONS = 336, 64
@@ -237,6 +240,8 @@ FORMS = {
 MIXED_FORMS = {
     "experts": "--lora-target-modules {q} --lora-target-parameters experts.gate_up_proj,experts.down_proj --lora-rank-pattern {down}=3",
     "all-linear": "--lora-target-modules all-linear",
+    "attention-dora": "--lora-target-modules {q},o_proj --use-dora",
+    "attention-ia3": "--peft-type ia3 --lora-target-modules k_proj,v_proj --feedforward-modules v_proj",
 }
 MODULES = {"gpt2": dict(q="c_attn", down="c_fc", table="wte")}
 
@@ -249,7 +254,7 @@ def judge_form(work: Path, name: str, form: str) -> list[str]:
     base, adapter, further, merged = (work / part for part in ("base", "adapter", "further", "merged"))
     task = Causal(base_folder(base, class_name, config, "llama3" if "llama" in name else "chatml"))
     modules = MODULES.get(name, dict(q="q_proj", down="down_proj", table="embed_tokens"))
-    rank = [] if form == "ia3" else ["--lora-r", 2]
+    rank = [] if "ia3" in form else ["--lora-r", 2]
     train(work, 20, base, adapter, *rank, *(FORMS | MIXED_FORMS)[form].format(**modules).split())
     loss = train(work, 20, adapter, further)
     run("export", "--merge", "--model", further, "--out", merged)
@@ -272,7 +277,7 @@ VECTORS = 6
 def judge_vectors(work: Path, name: str, kind: str) -> list[str]:
     """Vectors before the text of a model that writes; they are never merged."""
     work.mkdir()
-    class_name, config = configs()[name]
+    class_name, config = (configs() | mixtures.configs())[name]
     (work / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     base, adapter, further = (work / part for part in ("base", "adapter", "further"))
     task = Causal(base_folder(base, class_name, config, "llama3" if "llama" in name else "chatml"))
@@ -282,6 +287,33 @@ def judge_vectors(work: Path, name: str, kind: str) -> list[str]:
     model = adapted(load(base, class_name), further)
     apart = hold(name, "loss", abs(loss - task.loss(model)) / loss, LOSS_APART)
     return [f"{name}, {kind}", apart, "–", task.same_answers(model, further)]
+
+
+def with_bottlenecks(model: torch.nn.Module, adapter: Path) -> torch.nn.Module:
+    model = bottleneck.adapted(model, json.loads((adapter / "adapter_config.json").read_text()))
+    stored = load_file(adapter / "adapter_model.safetensors")
+    known = {name for name, _ in model.named_parameters() if "adapter_" in name}
+    stored = {name.removeprefix(bottleneck.PREFIX): weight for name, weight in stored.items()}
+    if set(stored) != known:
+        raise SystemExit(f"{adapter}: names differ: {sorted(set(stored) ^ known)}")
+    if not all(weight.abs().max() > 0 for weight in stored.values()):
+        raise SystemExit(f"{adapter}: learned nothing")
+    model.load_state_dict(stored, strict=False)
+    return model.eval()
+
+
+def judge_bottleneck(work: Path, name: str) -> list[str]:
+    """Small networks behind the layers of a model that writes; they are never merged."""
+    work.mkdir()
+    class_name, config = configs()[name]
+    (work / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    base, adapter, further = (work / part for part in ("base", "adapter", "further"))
+    task = Causal(base_folder(base, class_name, config, "llama3" if "llama" in name else "chatml"))
+    train(work, 20, base, adapter, "--peft-type", "bottleneck", "--bottleneck-size", 6)
+    loss = train(work, 20, adapter, further)
+    model = with_bottlenecks(load(base, class_name), further)
+    apart = hold(name, "loss", abs(loss - task.loss(model)) / loss, LOSS_APART)
+    return [f"{name}, bottleneck", apart, "–", task.same_answers(model, further)]
 
 
 def main() -> None:
@@ -305,9 +337,11 @@ def main() -> None:
                 print("| " + " | ".join(judge_form(Path(folder) / f"{name}-{form}", name, form)) + " |", flush=True)
             for kind in ["prompt", "prefix"]:
                 print("| " + " | ".join(judge_vectors(Path(folder) / f"{name}-{kind}", name, kind)) + " |", flush=True)
+            print("| " + " | ".join(judge_bottleneck(Path(folder) / f"{name}-bottleneck", name)) + " |", flush=True)
         for name in mixtures.configs():
             for form in MIXED_FORMS:
                 print("| " + " | ".join(judge_form(Path(folder) / f"{name}-{form}", name, form)) + " |", flush=True)
+        print("| " + " | ".join(judge_vectors(Path(folder) / "qwen2-moe-prefix", "qwen2-moe", "prefix")) + " |", flush=True)
 
 
 if __name__ == "__main__":
