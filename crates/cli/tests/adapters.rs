@@ -303,6 +303,17 @@ fn tensors(bytes: &[u8]) -> (Value, Vec<u8>) {
     (serde_json::from_slice(header).unwrap(), data.to_vec())
 }
 
+/// Writes the adapter's weights with one tensor more, of this type and shape.
+fn write_with(home: &Home, mut header: Value, mut data: Vec<u8>, name: &str, like: &Value, bytes: &[u8]) {
+    header[name] = json!({
+        "dtype": like["dtype"], "shape": like["shape"], "data_offsets": [data.len(), data.len() + bytes.len()],
+    });
+    data.extend(bytes);
+    let header = header.to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    home.write("adapter/adapter_model.safetensors", [&length, header.as_bytes(), &data].concat());
+}
+
 #[test]
 fn a_copy_of_the_table_beside_an_adapter_is_passed_over_unless_it_differs_from_the_model() {
     let home = Home::with_model();
@@ -315,17 +326,10 @@ fn a_copy_of_the_table_beside_an_adapter_is_passed_over_unless_it_differs_from_t
     let (header, data) = tensors(&home.read("adapter/adapter_model.safetensors"));
     let alone = written(&home, "--model adapter");
     // As PEFT writes it.
+    let name = "base_model.model.model.embed_tokens.base_layer.weight";
     let mut write = |change: u8| {
         copy[5] ^= change;
-        let (mut header, mut data) = (header.clone(), data.clone());
-        let name = "base_model.model.model.embed_tokens.base_layer.weight";
-        header[name] = json!({
-            "dtype": table["dtype"], "shape": table["shape"], "data_offsets": [data.len(), data.len() + copy.len()],
-        });
-        data.extend(&copy);
-        let header = header.to_string();
-        let length = (header.len() as u64).to_le_bytes();
-        home.write("adapter/adapter_model.safetensors", [&length, header.as_bytes(), &data].concat());
+        write_with(&home, header.clone(), data.clone(), name, table, &copy);
     };
     write(0);
     assert_eq!(written(&home, "--model adapter"), alone);
@@ -365,4 +369,89 @@ fn an_adapter_of_a_module_that_can_have_none_here_is_refused_with_a_way_that_kee
         home.refused(generate, &expected);
         home.refused(&training("--model model --adapter adapter"), &expected);
     }
+}
+
+#[test]
+fn a_part_of_a_trained_adapter_that_is_missing_here_is_refused_with_a_way_that_keeps_its_numbers() {
+    let home = Home::with_model();
+    let merge = "which is not supported here; merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model";
+    let untied = format!(
+        "{merge}; before PEFT merges it, give the head weights of its own (`base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.clone()); base.config.tie_word_embeddings = False`), or the merged model has another embedding"
+    );
+    let elsewhere = "which is not supported here; use it with the library that trained it, in the version it was trained with";
+    let tokens = "trainable_token_indices";
+    for (settings, what, way) in [
+        (
+            json!({"use_dora": true, "target_modules": ["q_proj", "embed_tokens"]}),
+            "DoRA of `model.embed_tokens`, a table of words",
+            untied.as_str(),
+        ),
+        (
+            json!({tokens: {"embed_tokens": [3], "lm_head": [4]}}),
+            "trained tokens of an output head that are not those of its table",
+            &untied,
+        ),
+        (
+            json!({tokens: {"lm_head": [4]}}),
+            "trained tokens of an output head that are not those of its table",
+            &untied,
+        ),
+        (json!({tokens: [3, 3]}), "a trained token twice", merge),
+        (
+            json!({tokens: [3], "target_modules": ["embed_tokens"]}),
+            "trained tokens of a table that is trained or adapted too",
+            elsewhere,
+        ),
+        (
+            json!({"target_parameters": ["embed_tokens.weight"]}),
+            "an adapter of the parameter `model.embed_tokens.weight`",
+            &untied,
+        ),
+    ] {
+        home.copy("lora/llama", "adapter");
+        for (name, value) in settings.as_object().unwrap() {
+            home.set("adapter/adapter_config.json", name, value.clone());
+        }
+        let expected = format!("adapter holds {what}, {way}");
+        home.refused("generate --model model --adapter adapter --prompt a", &expected);
+        home.refused(&training("--model model --adapter adapter"), &expected);
+    }
+}
+
+#[test]
+fn settings_of_an_adapter_that_change_none_of_its_numbers_are_passed_over() {
+    let home = with_adapter();
+    let text = written(&home, "--model adapter");
+    home.set("adapter/adapter_config.json", "bias", json!("all"));
+    home.set("adapter/adapter_config.json", "modules_to_save", json!(["pooler"]));
+    assert_eq!(written(&home, "--model adapter"), text);
+    // Biases that were trained are in the file of weights.
+    let (header, data) = tensors(&home.read("adapter/adapter_model.safetensors"));
+    let name = "base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias";
+    write_with(&home, header, data, name, &json!({"dtype": "F32", "shape": [1]}), &[0; 4]);
+    let expected = format!(
+        "adapter holds `{name}`, a trained bias, which is not supported here; merge it with PEFT \
+         (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give \
+         that folder as --model"
+    );
+    home.refused("generate --model model --adapter adapter --prompt a", &expected);
+}
+
+#[test]
+fn vectors_that_a_network_of_peft_made_are_used_as_they_are() {
+    let home = Home::with_model();
+    home.write("texts.jsonl", "{\"text\": \"line one\"}\n".repeat(8));
+    home.done(&format!(
+        "train --data texts.jsonl --packing false --max-steps 2 --learning-rate 0.5 {SMALL} --model model --peft-type \
+         prefix_tuning --num-virtual-tokens 3 --output-dir prefix"
+    ));
+    let text = written(&home, "--model prefix");
+    home.set("prefix/adapter_config.json", "prefix_projection", json!(true));
+    assert_eq!(written(&home, "--model prefix"), text);
+    home.set("prefix/adapter_config.json", "of_next_year", json!(3));
+    home.refused(
+        "generate --model model --adapter prefix --prompt a",
+        "prefix/adapter_config.json: `of_next_year` is set to 3, which is not supported here; PEFT cannot merge it either, so \
+         use it there",
+    );
 }

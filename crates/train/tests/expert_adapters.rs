@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use plimsoll_graph::{Op, Phase, Precision, StateKind, Type, differentiate};
-use plimsoll_model::lora::file_name;
+use plimsoll_model::lora::{WayOut, file_name};
 use plimsoll_model::{Architecture, Lora, Preset, RouterLosses, Targets};
 use plimsoll_plan::{Choice, Strategy};
 use plimsoll_train::files::ModelFolder;
@@ -335,4 +335,28 @@ fn targets_that_experts_cannot_have_are_refused_with_a_way_out() {
     );
     let saved = Lora { modules_to_save: names(&["experts"]), ..Lora::default() };
     assert!(fault(saved, "tiny-moe").contains("is a weight of experts, which cannot be saved as a whole"));
+}
+
+#[test]
+fn a_trained_adapter_of_experts_that_is_missing_here_is_not_told_to_be_another() {
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let found = |lora: Lora, preset: &str| {
+        let forward = Preset::from_name(preset).unwrap().model.training(1, 1).unwrap();
+        lora.unsupported(&forward).unwrap().map(|found| (found.way, found.said()))
+    };
+    let targets = |given: &[&str]| Lora { targets: Targets::Names(names(given)), ..Lora::default() };
+    for (lora, preset, way, what) in [
+        (targets(&["w1"]), "mixtral-8x7b", WayOut::Elsewhere, "one of gate and up"),
+        (
+            Lora { modules_to_save: names(&["experts"]), ..targets(&["q_proj"]) },
+            "tiny-moe",
+            WayOut::Merge,
+            "a weight of experts, which is not supported here; merge it with PEFT",
+        ),
+    ] {
+        let (found, said) = found(lora, preset).unwrap();
+        assert!(found == way && said.contains(what) && !said.contains("neither"), "{said}");
+    }
+    assert_eq!(found(targets(&["w1", "w3", "q_proj"]), "mixtral-8x7b"), None);
+    assert_eq!(found(targets(&["gate_proj"]), "tiny"), None);
 }

@@ -35,6 +35,7 @@ mod prompt;
 mod refused;
 mod selection;
 mod tokens;
+mod unsupported;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,6 +60,7 @@ pub use prompt::VirtualTokens;
 pub use refused::unusable;
 pub use selection::{Excluded, LayerChoice, Targets};
 pub use tokens::{TokenAdapter, TrainedTokens};
+pub use unsupported::{Unsupported, WayOut};
 
 /// Adapters that are trained instead of the model's own weights.
 #[derive(Clone, Debug, PartialEq)]

@@ -78,6 +78,42 @@ impl Lora {
         Ok(())
     }
 
+    /// A target parameter that is the weight of a head, of a table or of a layer stored as (in, out), which have no adapter here.
+    pub(super) fn other_targeted_parameter(&self, forward: &Graph) -> Option<(String, Form)> {
+        let heads = heads(forward);
+        let mut layers = matrices(forward).into_iter().filter(|layer| self.targets_parameter(&key(layer)));
+        let other = layers.find(|layer| heads.contains(&layer.weight()) || layer.form != Form::Linear)?;
+        Some((key(&other), other.form))
+    }
+
+    /// Whether the targets of a trained adapter are among those that [`Lora::with_stacked_targets`] refuses.
+    ///
+    /// # Errors
+    ///
+    /// When an expression takes too long.
+    pub(super) fn mistakes_experts(&self, forward: &Graph) -> Result<bool, GraphError> {
+        let Some(names) = layer_names(forward) else { return Ok(false) };
+        match &self.targets {
+            Targets::AllLinear => Ok(false),
+            Targets::Names(targets) => {
+                let has = |old: &str| targets.iter().any(|target| is_named(target, old));
+                let parts = || names.iter().filter(|(_, new)| *new == GATE_UP).map(|(old, _)| *old);
+                Ok(parts().any(has) && !parts().all(has))
+            }
+            Targets::Pattern(_) => Ok(self.mistaken_layer(forward, &names)?.is_some()),
+        }
+    }
+
+    /// A layer that a pattern means and whose name PEFT takes for an expert's.
+    fn mistaken_layer(&self, forward: &Graph, names: &[(&str, &str)]) -> Result<Option<Adapter>, GraphError> {
+        for layer in layers(forward).into_iter().filter(|layer| layer.form == Form::Linear) {
+            if names.iter().any(|(old, _)| is_named(&layer.module, old)) && self.means(&layer)? {
+                return Ok(Some(layer));
+            }
+        }
+        Ok(None)
+    }
+
     /// The names that patterns of ranks and alphas are compared with, one for each adapter.
     pub(super) fn pattern_keys(
         &self,
@@ -161,17 +197,12 @@ impl Lora {
 
     /// PEFT reads the last words of the names that a pattern matches, so some layers cannot be meant by one.
     fn with_unmistakable_targets(self, forward: &Graph, names: &[(&str, &str)]) -> Result<Lora, GraphError> {
-        for layer in layers(forward).iter().filter(|layer| layer.form == Form::Linear) {
-            if names.iter().any(|(old, _)| is_named(&layer.module, old)) && self.means(layer)? {
-                let module = &layer.module;
-                let why = format!(
-                    "the pattern means `{module}`, whose name PEFT takes for a layer of experts; \
-                     leave it out, and give `{module}.weight` as a target parameter"
-                );
-                return Err(refuse("lora", why));
-            }
-        }
-        Ok(self)
+        let Some(Adapter { module, .. }) = self.mistaken_layer(forward, names)? else { return Ok(self) };
+        let why = format!(
+            "the pattern means `{module}`, whose name PEFT takes for a layer of experts; \
+             leave it out, and give `{module}.weight` as a target parameter"
+        );
+        Err(refuse("lora", why))
     }
 
     /// Doubles rank and alpha of a stacked parameter, as PEFT does when two layers become one.

@@ -288,7 +288,6 @@ mod tests {
                 "`megatron_config` is set: this is an adapter for the parallel",
             ),
             (r#""of_next_year": 3"#, "`of_next_year` is set to 3, which is not supported here"),
-            (r#""bias": "all""#, "`bias` is all: trained biases are not supported here"),
             (
                 r#""init_lora_weights": "pissa_niter_4""#,
                 "`init_lora_weights` is pissa_niter_4, so this adapter",
@@ -306,6 +305,15 @@ mod tests {
         let error = AdapterConfig::from_json(r#"{"peft_type": "ADALORA"}"#).unwrap_err().to_string();
         let expected = "adapter_config.json: `peft_type` is ADALORA, and LORA, IA3, PROMPT_TUNING, PREFIX_TUNING and BOTTLENECK are supported here";
         assert!(error.starts_with(expected) && error.contains("merge_and_unload()"), "{error}");
+        let kinds = [
+            (r#""PREFIX_TUNING", "num_virtual_tokens": 2"#, "PEFT cannot merge it either"),
+            (r#""BOTTLENECK", "target_modules": ["k"]"#, "use it with the library that trained it"),
+        ];
+        for (kind, way) in kinds {
+            let text = format!(r#"{{"peft_type": {kind}, "of_next_year": 3}}"#);
+            let error = AdapterConfig::from_json(&text).unwrap_err().to_string();
+            assert!(error.contains("`of_next_year` is set to 3") && error.contains(way), "{error}");
+        }
         let error = AdapterConfig::from_json(r#"{"peft_type": "P_TUNING"}"#).unwrap_err().to_string();
         assert!(error.ends_with("; PEFT cannot merge it either, so use it there"), "{error}");
     }
@@ -313,6 +321,9 @@ mod tests {
     #[test]
     fn a_value_of_the_wrong_kind_is_named() {
         let cases = [
+            (r#""bias": "some""#, "`bias` must be \"none\", \"all\" or \"lora_only\", got \"some\""),
+            (r#""lora_dropout": 1"#, "`lora_dropout` must be at least 0 and less than 1, got 1"),
+            (r#""lora_alpha": 1e300"#, "`lora_alpha` must be a number, got 1e+300"),
             (r#""r": 0"#, "`r` must be a whole number of at least 1, got 0"),
             (r#""lora_alpha": "much""#, "`lora_alpha` must be a number, got \"much\""),
             (

@@ -5,10 +5,13 @@
 //! itself, which can merge most of them into their model.
 
 /// How to use an adapter that is not supported here.
-const MERGE: &str = "merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result \
-                     with `save_pretrained`, and give that folder as --model";
+pub(super) const MERGE: &str = "merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), \
+                                save the result with `save_pretrained`, and give that folder as --model";
 /// The way out for an adapter that PEFT cannot merge.
-const KEEP: &str = "PEFT cannot merge it either, so use it there";
+pub(super) const KEEP: &str = "PEFT cannot merge it either, so use it there";
+/// The way out for an adapter that current versions of PEFT do not make.
+pub(super) const ELSEWHERE: &str =
+    "use it with the library that trained it, in the version it was trained with";
 
 /// A setting, the kind of adapter it makes, and whether PEFT can merge that.
 struct Refused {
@@ -46,14 +49,14 @@ const PROMPTS: [&str; 2] = ["P_TUNING", "MULTITASK_PROMPT_TUNING"];
 /// Initialisations that leave the model's own weights unchanged; others move a part of them into the adapter.
 const BEGINNINGS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 
-/// The answer to a setting that is not supported, with its value.
-pub(super) fn setting(name: &str, value: &serde_json::Value) -> String {
+/// The answer to a setting that is not supported, with its value, for a kind of adapter with this way out.
+pub(super) fn setting(name: &str, value: &serde_json::Value, way: &str) -> String {
     match REFUSED.iter().find(|refused| refused.setting == name) {
         Some(Refused { kind, merges, .. }) => {
             let way = if *merges { MERGE } else { KEEP };
             format!("`{name}` is set: this is {kind}, which is not supported here; {way}")
         }
-        None => format!("`{name}` is set to {value}, which is not supported here; {MERGE}"),
+        None => format!("`{name}` is set to {value}, which is not supported here; {way}"),
     }
 }
 
@@ -79,11 +82,6 @@ pub(super) fn method(name: Option<&str>) -> String {
             format!("`peft_type` is {name}, and {known}; where PEFT can merge it, {MERGE}")
         }
     }
-}
-
-/// The answer to trained biases.
-pub(super) fn biases(which: &str) -> String {
-    format!("`bias` is {which}: trained biases are not supported here; {MERGE}")
 }
 
 /// The error for an adapter's folder whose contents cannot be used here.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use plimsoll_graph::{Graph, GraphError};
 
-use super::layers::{Adapter, CLASSIFIERS, Form, heads, is_head_name, is_named, layers, no_adapter_for_head};
+use super::layers::{Adapter, Form, heads, is_head_name, is_named, layers, no_adapter_for_head};
 use super::pattern::Pattern;
 use super::{AdapterKind, Lora, saves};
 use crate::language::refuse;
@@ -168,12 +168,12 @@ impl Lora {
         Ok(())
     }
 
-    /// The same adapters without names that the model lacks: PEFT ignores targets that match nothing, and saves the
-    /// head of a classifier under each name that any family has for it.
+    /// The same adapters without names that the model lacks: PEFT ignores targets and modules to save that match nothing, and
+    /// saves the head of a classifier under each name that any family has for it.
     #[must_use]
     pub fn without_absent(mut self, forward: &Graph) -> Lora {
-        let has = |head: &str| forward.states().iter().any(|state| saves(head, &state.name));
-        self.modules_to_save.retain(|name| !CLASSIFIERS.contains(&name.as_str()) || has(name));
+        let has = |module: &str| forward.states().iter().any(|state| saves(module, &state.name));
+        self.modules_to_save.retain(|name| has(name));
         let layers = layers(forward);
         if let Targets::Names(names) = &mut self.targets {
             let fits = |name: &String| layers.iter().any(|layer| is_named(&layer.module, name));

@@ -9,7 +9,7 @@ use plimsoll_exec::Engine;
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
 use plimsoll_model::hf::{Configuration, StoredName};
 use plimsoll_model::lora::{
-    AdapterConfig, BaseClass, file_name, is_adapter, module_of, parameter_name, unusable,
+    AdapterConfig, BaseClass, WayOut, file_name, is_adapter, module_of, parameter_name, unusable,
 };
 use plimsoll_model::{Architecture, Lora, Targets};
 use serde_json::Value;
@@ -63,6 +63,7 @@ impl AdapterFolder {
         adapter.take_head(&weights)?;
         let positions = 1 + adapter.config.lora.added_positions();
         let graph = adapter.configuration.architecture.training(1, positions)?;
+        adapter.check_supported(&graph, &weights)?;
         let lora = adapter.config.lora.clone().with_stacked_targets(&graph);
         let lora = lora.map_err(|error: GraphError| adapter.other_base(&error.to_string()))?;
         adapter.config.lora = lora.without_absent(&graph);
@@ -101,6 +102,23 @@ impl AdapterFolder {
         let tied = self.tied().find(|(head, _)| head.ends_with(module));
         let first = tied.map_or_else(String::new, |(head, _)| untie(head));
         Err(FileError::wrong(&self.folder, unusable(&what) + &first))
+    }
+
+    /// Refuses what PEFT trains and is missing here, with a way to use the adapter as it is: other settings would be those of
+    /// another adapter.
+    fn check_supported(&self, graph: &Graph, weights: &ModelFolder) -> Result<(), TrainError> {
+        let lora = &self.config.lora;
+        let is_bias = |name: &&str| {
+            name.rsplit('.').next() == Some("bias")
+                && !parameter_name(name).is_some_and(|name| lora.saves(name))
+        };
+        if let Some(name) = weights.names().find(is_bias) {
+            return Err(FileError::wrong(&self.folder, unusable(&format!("`{name}`, a trained bias"))).into());
+        }
+        let Some(found) = lora.unsupported(graph)? else { return Ok(()) };
+        let head = self.tied().next().filter(|_| found.way == WayOut::MergeUntied);
+        let first = head.map_or_else(String::new, |(head, _)| untie(head));
+        Err(FileError::wrong(&self.folder, found.said() + &first).into())
     }
 
     /// Weights that are embedding and output head at once: the name of the head's module, and of the embedding's.

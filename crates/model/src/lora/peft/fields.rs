@@ -48,13 +48,13 @@ impl Fields {
         wrong(format!("`{key}` must be {what}, got {found}"))
     }
 
-    /// Refuses settings that change a result and are neither those of every kind nor among `own`.
-    pub(super) fn refuse_unsupported(&self, own: &[&str]) -> Result<(), AdapterConfigError> {
-        match self.get("bias") {
-            None => {}
-            Some(Value::String(which)) if which == "none" => {}
-            Some(Value::String(which)) => return Err(wrong(refused::biases(which))),
-            Some(_) => return Err(self.must("bias", "\"none\"")),
+    /// Refuses settings that change a result and are neither those of every kind nor among `own`; `way` is the way out
+    /// for adapters of this kind.
+    pub(super) fn refuse_unsupported(&self, own: &[&str], way: &str) -> Result<(), AdapterConfigError> {
+        // Which biases are trained decides what the file of weights holds, and many models have none.
+        let biases = ["none", "all", "lora_only"];
+        if self.get("bias").is_some_and(|which| which.as_str().is_none_or(|which| !biases.contains(&which))) {
+            return Err(self.must("bias", "\"none\", \"all\" or \"lora_only\""));
         }
         if let Some(Value::String(begin)) = self.get("init_lora_weights")
             && let Some(why) = refused::beginning(begin)
@@ -64,7 +64,7 @@ impl Fields {
         let known =
             |key: &String| [&READ, own, &WITHOUT_EFFECT].iter().any(|list| list.contains(&key.as_str()));
         match self.map.iter().find(|(key, value)| !known(key) && !is_empty(value)) {
-            Some((key, value)) => Err(wrong(refused::setting(key, value))),
+            Some((key, value)) => Err(wrong(refused::setting(key, value, way))),
             None => Ok(()),
         }
     }
@@ -77,7 +77,7 @@ impl Fields {
     pub(super) fn number(&self, key: &str, default: f32) -> Result<f32, AdapterConfigError> {
         match self.get(key) {
             None => Ok(default),
-            Some(value) => value.as_f64().map(|x| x as f32).ok_or_else(|| self.must(key, "a number")),
+            Some(value) => float(value).ok_or_else(|| self.must(key, "a number")),
         }
     }
 
@@ -212,7 +212,7 @@ pub(super) fn whole(value: &Value) -> Option<usize> {
 
 /// An alpha.
 pub(super) fn float(value: &Value) -> Option<f32> {
-    value.as_f64().map(|number| number as f32)
+    value.as_f64().map(|number| number as f32).filter(|number| number.is_finite())
 }
 
 pub(super) fn unread(error: GraphError) -> AdapterConfigError {

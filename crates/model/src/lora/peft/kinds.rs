@@ -30,8 +30,9 @@ const IA3: [&str; 2] = ["feedforward_modules", "init_ia3_weights"];
 const BOTTLENECK: [&str; 6] =
     ["bottleneck_size", "non_linearity", "scaling", "adapter_dropout", "bias", "init_weights"];
 
-/// Settings of prompt and prefix tuning alone. The way in which vectors began changes nothing of trained ones.
-const PROMPT: [&str; 11] = [
+/// Settings of prompt and prefix tuning alone. The way in which vectors began changes nothing of trained ones, nor does the
+/// network they came from: PEFT saves its results.
+const PROMPT: [&str; 12] = [
     "num_virtual_tokens",
     "token_dim",
     "num_layers",
@@ -42,6 +43,7 @@ const PROMPT: [&str; 11] = [
     "tokenizer_name_or_path",
     "tokenizer_kwargs",
     "encoder_hidden_size",
+    "prefix_projection",
     "init_weights",
 ];
 
@@ -53,7 +55,7 @@ pub(super) fn read(fields: &Fields) -> Result<Lora, AdapterConfigError> {
     match fields.text("peft_type")?.as_deref() {
         Some("LORA") => read_lora(fields),
         Some("IA3") => {
-            fields.refuse_unsupported(&IA3)?;
+            fields.refuse_unsupported(&IA3, refused::MERGE)?;
             chosen(fields, AdapterKind::Ia3(feedforward(fields)?))
         }
         Some("BOTTLENECK") => read_bottleneck(fields),
@@ -65,12 +67,16 @@ pub(super) fn read(fields: &Fields) -> Result<Lora, AdapterConfigError> {
 }
 
 fn read_lora(fields: &Fields) -> Result<Lora, AdapterConfigError> {
-    fields.refuse_unsupported(&LORA)?;
+    fields.refuse_unsupported(&LORA, refused::MERGE)?;
+    let dropout = fields.number("lora_dropout", 0.0)?;
+    if !(0.0..1.0).contains(&dropout) {
+        return Err(fields.must("lora_dropout", "at least 0 and less than 1"));
+    }
     let kind = if fields.flag("use_dora")? { AdapterKind::Dora } else { AdapterKind::LowRank };
     Ok(Lora {
         rank: fields.count("r", 8)?,
         alpha: fields.number("lora_alpha", 8.0)?,
-        dropout: fields.number("lora_dropout", 0.0)?,
+        dropout,
         rslora: fields.flag("use_rslora")?,
         target_parameters: fields.target_parameters()?,
         layers: fields.layers()?,
@@ -82,7 +88,7 @@ fn read_lora(fields: &Fields) -> Result<Lora, AdapterConfigError> {
 }
 
 fn read_bottleneck(fields: &Fields) -> Result<Lora, AdapterConfigError> {
-    fields.refuse_unsupported(&BOTTLENECK)?;
+    fields.refuse_unsupported(&BOTTLENECK, refused::ELSEWHERE)?;
     if fields.number("adapter_dropout", 0.0)? > 0.0 {
         return Err(fields.must("adapter_dropout", "0"));
     }
@@ -95,7 +101,7 @@ fn read_bottleneck(fields: &Fields) -> Result<Lora, AdapterConfigError> {
 }
 
 fn read_vectors(fields: &Fields, kind: fn(VirtualTokens) -> AdapterKind) -> Result<Lora, AdapterConfigError> {
-    fields.refuse_unsupported(&PROMPT)?;
+    fields.refuse_unsupported(&PROMPT, refused::KEEP)?;
     let needed = |key: &str| match fields.count(key, 0)? {
         0 => Err(fields.must(key, "a whole number of at least 1")),
         count => Ok(count),
@@ -113,7 +119,7 @@ fn read_vectors(fields: &Fields, kind: fn(VirtualTokens) -> AdapterKind) -> Resu
 }
 
 fn read_intrinsic(fields: &Fields) -> Result<Lora, AdapterConfigError> {
-    fields.refuse_unsupported(&INTRINSIC)?;
+    fields.refuse_unsupported(&INTRINSIC, refused::ELSEWHERE)?;
     let dimension = match fields.count("intrinsic_dimension", 0)? {
         0 => return Err(fields.must("intrinsic_dimension", "a whole number of at least 1")),
         dimension => dimension,
