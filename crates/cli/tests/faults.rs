@@ -5,13 +5,11 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
 
 use serde_json::json;
 
 mod support;
-use support::{Home, SMALL, begun, texts, training};
+use support::{Home, SMALL, begun, texts, training, wait_until};
 
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
@@ -267,10 +265,10 @@ fn signalled(home: &Home, arguments: &str, signal: &str) -> (Option<i32>, String
     let _ = fs::remove_dir_all(&ids);
     let mut child = home.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     // The run's folder is made first; then millions of lines have to be read, whose ids go to a file.
-    while !fs::read_dir(&ids).is_ok_and(|mut files| files.next().is_some()) {
+    wait_until("the first ids", || {
         assert!(child.try_wait().unwrap().is_none(), "the run ended");
-        sleep(Duration::from_millis(1));
-    }
+        fs::read_dir(&ids).is_ok_and(|mut files| files.next().is_some())
+    });
     let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let output = child.wait_with_output().unwrap();

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use support::{Home, mpirun, process_of_rank, texts};
+use support::{Home, awaited, mpirun, process_of_rank, texts, wait_until};
 
 /// A run that saves often, so that many kills strike while a checkpoint is written.
 const RUN: &str = "train --model model --data text.txt --seq-len 16 --global-batch 8 --micro-batch 1 --memory 128MiB \
@@ -22,9 +22,6 @@ const RUN: &str = "train --model model --data text.txt --seq-len 16 --global-bat
 const PROCESSES: bool = cfg!(feature = "mpi");
 /// Ranks and stages.
 const WORLDS: [[usize; 2]; 4] = [[2, 1], [4, 2], [2, 0], [4, 1]];
-/// How long processes may take to end once one of them is killed.
-const TIME_TO_END: Duration = Duration::from_secs(90);
-const LOOK: Duration = Duration::from_millis(2);
 
 /// Numbers that follow from a seed (`splitmix64`).
 struct Random(u64);
@@ -78,14 +75,11 @@ fn undisturbed(world: [usize; 2]) -> Undisturbed {
 
 /// The process of a rank, once it is there; none if the run ended before.
 fn process(home: &Home, child: &mut Child, rank: usize) -> Option<String> {
-    while child.try_wait().unwrap().is_none() {
+    awaited("a rank begins, or the run ends", || {
         let found = if PROCESSES { process_of_rank(home, rank) } else { Some(child.id().to_string()) };
-        if found.is_some() {
-            return found;
-        }
-        sleep(LOOK);
-    }
-    None
+        let ended = child.try_wait().unwrap().is_some();
+        (found.is_some() || ended).then_some(found.filter(|_| !ended))
+    })
 }
 
 /// Starts a run, kills one rank after a time, and waits for the end; none if the run ended before.
@@ -98,22 +92,15 @@ fn struck(home: &Home, world: [usize; 2], rank: usize, after: Duration) -> Optio
         return None;
     }
     let killed = Command::new("kill").args(["-KILL", &process]).status().unwrap().success();
-    let begin = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(begin.elapsed() < TIME_TO_END, "rank {rank} is gone, and the run goes on");
-        sleep(LOOK);
-    }
+    wait_until(&format!("rank {rank} is gone, and the run ends"), || child.try_wait().unwrap().is_some());
     let output = child.wait_with_output().unwrap();
     (killed && !output.status.success()).then_some(output)
 }
 
 /// No process of the run is left, and the error names the rank once.
 fn ended_in_words(home: &Home, [ranks, _]: [usize; 2], rank: usize, output: &Output) {
-    let begin = Instant::now();
-    while let Some(left) = (0..ranks).find_map(|rank| process_of_rank(home, rank)) {
-        assert!(begin.elapsed() < TIME_TO_END, "process {left} goes on");
-        sleep(LOOK);
-    }
+    let left = || (0..ranks).find_map(|rank| process_of_rank(home, rank));
+    wait_until("the other ranks end", || left().is_none());
     let (_, said) = texts(output);
     let own: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
     assert!(own.len() <= 1 && own.iter().all(|line| line.contains(&format!("rank {rank} "))), "{said}");

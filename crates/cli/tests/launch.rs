@@ -5,9 +5,8 @@
 mod support;
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
-use support::{Home, texts, training};
+use support::{Home, texts, training, wait_until};
 
 /// The variables by which each launcher tells a process its number and how many there are, and one more that it sets.
 const LAUNCHERS: [(&str, [&str; 3]); 4] = [
@@ -127,11 +126,7 @@ fn a_process_that_is_killed_ends_the_others_at_once_with_its_number() {
     let home = Home::with_model();
     let mut processes =
         torchrun(&home, 2, &format!("{RUN} --global-batch 8 --max-steps 100000 --output-dir out"));
-    let begin = Instant::now();
-    while !home.path("out/checkpoint-3").exists() {
-        assert!(begin.elapsed() < Duration::from_mins(2), "no step was taken");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the first checkpoint", || home.path("out/checkpoint-3").exists());
     processes[1].kill().unwrap();
     let outputs = ended(processes);
     assert!(!outputs[0].status.success());

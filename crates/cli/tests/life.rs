@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::json;
 
 mod support;
-use support::{Home, SMALL, texts};
+use support::{Home, SMALL, texts, wait_until};
 
 /// A small model for each stage: pre-trained from its configuration alone.
 fn pretrained() -> Home {
@@ -157,10 +157,10 @@ fn spawned(home: &Home, arguments: &str) -> Child {
 fn wait_for_steps(home: &Home, child: &mut Child, run: &str, steps: usize) {
     let metrics = home.path(&format!("{run}/metrics.jsonl"));
     let lines = || fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
-    while lines() <= steps {
+    wait_until(&format!("step {steps}"), || {
         assert!(child.try_wait().unwrap().is_none(), "the run ended before step {steps}");
-        sleep(Duration::from_millis(2));
-    }
+        lines() > steps
+    });
 }
 
 #[test]
@@ -347,10 +347,10 @@ fn kills_at_random_instants_of_training_and_saving_change_no_bit() {
         let resume = if kill == 0 { "" } else { "--resume latest" };
         let mut child = spawned(&home, &format!("{killed} {resume}"));
         // The first goes on until there is something to go on from; later ones die wherever they are.
-        while kill == 0 && newest() == 0 {
-            assert!(child.try_wait().unwrap().is_none(), "the first run ended");
-            sleep(Duration::from_millis(2));
-        }
+        wait_until("the first checkpoint", || {
+            assert!(kill > 0 || child.try_wait().unwrap().is_none(), "the first run ended");
+            kill > 0 || newest() > 0
+        });
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         sleep(Duration::from_micros((random >> 33) % 800_000));
         let ended = child.try_wait().unwrap();

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::Write as _;
 use std::process::{Child, Command, Output, Stdio};
 
-use support::{Home, mpirun, process_of_rank, texts};
+use support::{Home, mpirun, process_of_rank, texts, wait_until};
 
 /// Two epochs of a small text, with rows that end before the others, clipped at every step.
 const RUN: &str = "train --model model --data text.txt --seq-len 16 --global-batch 8 --micro-batch 1 --memory 128MiB \
@@ -154,9 +154,8 @@ fn under_way(home: &Home, ranks: usize, rest: &str) -> (Child, Vec<String>) {
     let arguments = format!("{long} --output-dir out --save-total-limit 2 {rest}");
     let mut command = mpirun(home, ranks, &arguments);
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    while !home.path("out/checkpoint-20/trainer_state.json").exists() {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    let saved = home.path("out/checkpoint-20/trainer_state.json");
+    wait_until("the first checkpoint", || saved.exists());
     (child, (0..ranks).map(|rank| process_of_rank(home, rank).unwrap()).collect())
 }
 

@@ -249,14 +249,14 @@ fn integers_are_not_summed() {
 }
 
 #[test]
-fn a_rank_that_is_early_knows_how_long_it_has_waited_for_the_late_one() {
-    let late = Duration::from_millis(200);
+fn a_rank_counts_the_time_for_which_it_has_waited() {
     let waited = each(2, LIMIT, |rank| {
-        if rank.rank() == 1 {
-            thread::sleep(late);
+        assert_eq!(rank.waited(), Duration::ZERO, "there was nothing to wait for");
+        // An exchange may be done before its rank waits for it, but not all of so many.
+        for _ in 0..100 {
+            rank.gather(&[1], &mut [0; 2]).unwrap();
         }
-        rank.gather(&[1], &mut [0; 2]).unwrap();
         rank.waited()
     });
-    assert!(waited[0] >= late / 2 && waited[1] < waited[0], "{waited:?}");
+    assert!(waited.iter().all(|&waited| waited > Duration::ZERO), "{waited:?}");
 }

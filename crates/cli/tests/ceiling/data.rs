@@ -1,6 +1,7 @@
 //! Lines, texts and files of columns that expand when they are read.
 
 use std::sync::Arc;
+use std::thread;
 
 use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};

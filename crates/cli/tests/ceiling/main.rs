@@ -16,8 +16,6 @@ use std::io::{BufWriter, Write};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -32,15 +30,13 @@ mod support;
 mod templates;
 mod tokenizers;
 
-use support::Home;
+use support::{Home, PATIENCE, in_time};
 
 /// The budget of every run, and what its peak may lie above it: a page or two that were touched between two looks.
 const BUDGET: &str = "--memory 64MiB";
 const CEILING: u64 = (64 << 20) + (1 << 20);
 /// The most seconds of the processor that a file may take.
 const SECONDS: f64 = 20.0;
-/// A program that takes longer hangs, also on a machine that does much else.
-const PATIENCE: Duration = Duration::from_mins(5);
 /// Limits of the system around a program, should it escape all of its own: seconds of the processor, bytes of addresses.
 const OUTER: [(libc::__rlimit_resource_t, u64); 2] = [(libc::RLIMIT_CPU, 60), (libc::RLIMIT_AS, 32 << 30)];
 
@@ -109,15 +105,13 @@ fn limit() -> std::io::Result<()> {
 fn waited_for(pid: libc::pid_t) -> (libc::c_int, libc::rusage, bool) {
     // SAFETY: a plain record of numbers, for which zeros are a value.
     let (mut status, mut usage) = (0, unsafe { std::mem::zeroed::<libc::rusage>() });
-    let (end, mut hung) = (Instant::now() + PATIENCE, false);
     // SAFETY: both out-parameters live here.
-    while unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut usage) } != pid {
-        if Instant::now() > end && !hung {
-            hung = true;
-            // SAFETY: the child has not been waited for, so the number is still its own.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-        }
-        thread::sleep(Duration::from_millis(2));
+    let mut wait = |how| unsafe { libc::wait4(pid, &raw mut status, how, &raw mut usage) } == pid;
+    let hung = in_time(|| wait(libc::WNOHANG).then_some(())).is_none();
+    if hung {
+        // SAFETY: the child has not been waited for, so the number is still its own.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+        wait(0);
     }
     (status, usage, hung)
 }

@@ -5,10 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
-use crate::support::Home;
+use crate::support::{Home, in_time};
 
 /// The folder below a home whose files are watched.
 pub(crate) const WATCHED: &str = "run";
@@ -86,15 +84,11 @@ pub(crate) fn run(
 /// Waits for a command, but not for ever: a fault must not make it hang.
 fn finished(mut command: Command, arguments: &str, strike: Strike) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let end = Instant::now() + Duration::from_mins(2);
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > end {
-            let threads = threads(child.id());
-            child.kill().unwrap();
-            let said = String::from_utf8_lossy(&child.wait_with_output().unwrap().stderr).into_owned();
-            panic!("{strike:?}: `{arguments}` hangs\n{threads}{said}");
-        }
-        sleep(Duration::from_millis(2));
+    if in_time(|| child.try_wait().unwrap()).is_none() {
+        let threads = threads(child.id());
+        child.kill().unwrap();
+        let said = String::from_utf8_lossy(&child.wait_with_output().unwrap().stderr).into_owned();
+        panic!("{strike:?}: `{arguments}` hangs\n{threads}{said}");
     }
     child.wait_with_output().unwrap()
 }

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -43,6 +45,33 @@ pub(crate) fn plimsoll(arguments: &str) -> Command {
     let mut command = hermetic(Command::new(PROGRAM), home);
     command.args(arguments.split_whitespace());
     command
+}
+
+/// The longest that a test waits for anything. A busy machine stays far below it, so only a fault gets there.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
+/// Time from one look to the next.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Looks until `look` finds something; nothing if it finds nothing for as long as a test waits.
+pub(crate) fn in_time<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let found = look();
+        if found.is_some() || Instant::now() > end {
+            return found;
+        }
+        sleep(LOOK);
+    }
+}
+
+/// Looks until `look` finds something, which must come; `what` says what it is.
+pub(crate) fn awaited<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    in_time(look).unwrap_or_else(|| panic!("{what}: not within {PATIENCE:?}"))
+}
+
+/// Waits until something holds, which must come to hold.
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    awaited(what, || holds().then_some(()));
 }
 
 /// Settings of every run here: small, and inside a stated budget.

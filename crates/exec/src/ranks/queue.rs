@@ -146,3 +146,23 @@ impl Queue {
         self.changed.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::DType;
+
+    use super::*;
+    use crate::ranks::ExchangeKind;
+
+    #[test]
+    fn a_wait_for_an_exchange_that_is_done_takes_no_time() {
+        let (source, destination) = (std::ptr::null(), std::ptr::null_mut());
+        let (kind, dtype) = (ExchangeKind::AllReduce, DType::F32);
+        let queue = Queue::new();
+        let operands = ExchangeOperands { kind, dtype, source, destination, whole: 0, share: 0, word: false };
+        let number = queue.push(operands).unwrap();
+        queue.done();
+        queue.wait(number).unwrap();
+        assert_eq!(queue.waited(), Duration::ZERO);
+    }
+}
