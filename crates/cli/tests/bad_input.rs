@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::path::PathBuf;
 use std::process::Output;
 
 fn plimsoll(arguments: &str) -> Output {
@@ -20,13 +19,6 @@ fn refused(arguments: &str, code: i32, expected: &str) {
     assert_eq!(said.trim_end(), expected, "{arguments}");
     assert_eq!(output.status.code(), Some(code), "{arguments}");
     assert!(output.stdout.is_empty(), "{arguments}");
-}
-
-/// A file in the test's own folder.
-fn file(name: &str, contents: &[u8]) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::write(&path, contents).unwrap();
-    path
 }
 
 #[test]
@@ -113,13 +105,13 @@ fn missing_empty_and_short_data_are_told_apart() {
     assert!(said.starts_with("error: ") && said.contains("no-such-folder"), "{said}");
     assert_eq!(output.status.code(), Some(2));
 
-    let empty = file("empty.txt", b"");
+    let empty = support::file("empty.txt", b"");
     let output = plimsoll(&format!("train --data {}", empty.display()));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("empty"), "{said}");
     assert_eq!(output.status.code(), Some(2));
 
-    let short = file("short.txt", b"a few words");
+    let short = support::file("short.txt", b"a few words");
     let output = plimsoll(&format!("train --data {}", short.display()));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("--seq-len"), "{said}");

@@ -3,21 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::json;
 
 mod support;
-use support::{Home, SMALL, begun, texts, training, wait_until};
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
-}
+use support::{Home, SMALL, begun, names, texts, training, wait_until};
 
 fn weights(home: &Home, run: &str) -> Vec<u8> {
     home.read(&format!("{run}/model.safetensors"))

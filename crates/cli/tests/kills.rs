@@ -7,12 +7,11 @@
 
 mod support;
 use std::collections::BTreeMap;
-use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use support::{Home, awaited, mpirun, process_of_rank, texts, wait_until};
+use support::{Home, awaited, mpirun, names, process_of_rank, texts, wait_until};
 
 /// A run that saves often, so that many kills strike while a checkpoint is written.
 const RUN: &str = "train --model model --data text.txt --seq-len 16 --global-batch 8 --micro-batch 1 --memory 128MiB \
@@ -59,11 +58,7 @@ fn done(home: &Home, world: [usize; 2], what: &str) {
 
 /// Files of the last checkpoint.
 fn files(home: &Home) -> Vec<String> {
-    let entries = fs::read_dir(home.path("out/checkpoint-48")).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
+    names(&home.path("out/checkpoint-48"))
 }
 
 fn undisturbed(world: [usize; 2]) -> Undisturbed {
@@ -116,9 +111,8 @@ fn trial(world: [usize; 2], whole: &Undisturbed, random: &mut Random) -> Option<
     let output = struck(&home, world, rank, after)?;
     ended_in_words(&home, world, rank, &output);
     let steps = home.path("out/metrics.jsonl").exists().then(|| home.losses("out").len());
-    let last = fs::read_dir(home.path("out")).into_iter().flatten().filter_map(|entry| {
-        entry.unwrap().file_name().to_str()?.strip_prefix("checkpoint-")?.parse::<u64>().ok()
-    });
+    let last = names(&home.path("out")).into_iter();
+    let last = last.filter_map(|name| name.strip_prefix("checkpoint-")?.parse::<u64>().ok());
     let [ranks, stage] = world;
     let what = format!(
         "{ranks} ranks, stage {stage}: rank {rank} killed after {:.2} s, {} steps recorded, last checkpoint {}",

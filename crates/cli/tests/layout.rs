@@ -4,14 +4,7 @@
 
 mod support;
 
-use std::path::PathBuf;
 use std::process::Output;
-
-fn file(name: &str, contents: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::write(&path, contents).unwrap();
-    path
-}
 
 fn layout(name: &str, options: &[&str]) -> Output {
     support::plimsoll("layout")
@@ -28,7 +21,7 @@ fn text(bytes: Vec<u8>) -> String {
 
 /// Lays out `contents` with `options`: standard output and standard error.
 fn laid_out(name: &str, contents: &str, options: &[&str]) -> (String, String) {
-    file(name, contents);
+    support::file(name, contents);
     let output = layout(name, options);
     assert!(output.status.success(), "{}", text(output.stderr));
     (text(output.stdout), text(output.stderr))
@@ -36,7 +29,7 @@ fn laid_out(name: &str, contents: &str, options: &[&str]) -> (String, String) {
 
 /// The error for `contents`, which must end the program with code 2 and leave standard output empty.
 fn refused(name: &str, contents: &str, options: &[&str]) -> String {
-    file(name, contents);
+    support::file(name, contents);
     let output = layout(name, options);
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty());
@@ -129,8 +122,7 @@ fn files_that_cannot_be_read_are_the_users_to_mend() {
     let output = layout("no-such.csv", &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(output.stderr).starts_with("error: no-such.csv cannot be read: "));
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("latin1.csv");
-    std::fs::write(path, b"id,lower,upper,size\n\xe4,0,1,4\n").unwrap();
+    support::file("latin1.csv", b"id,lower,upper,size\n\xe4,0,1,4\n");
     let output = layout("latin1.csv", &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(output.stderr).starts_with("error: latin1.csv cannot be read: "));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::json;
 
 mod support;
-use support::{Home, SMALL, texts, wait_until};
+use support::{Home, SMALL, names, texts, wait_until};
 
 /// A small model for each stage: pre-trained from its configuration alone.
 fn pretrained() -> Home {
@@ -276,15 +276,11 @@ fn the_best_model_is_kept_and_written_at_the_end_on_request() {
     );
     assert!(said.ends_with(&expected), "{said}");
     let checkpoint = |run: &str, step: u64| home.read(&format!("{run}/checkpoint-{step}/model.safetensors"));
-    let mut names: Vec<String> = fs::read_dir(home.path("last"))
-        .unwrap()
-        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
-        .filter(|name| name.starts_with("checkpoint-"))
-        .collect();
-    names.sort();
+    let mut kept = names(&home.path("last"));
+    kept.retain(|name| name.starts_with("checkpoint-"));
     let mut expected = [format!("checkpoint-{best}"), format!("checkpoint-{last}")];
     expected.sort();
-    assert_eq!(names, expected, "nothing but the best and the last");
+    assert_eq!(kept, expected, "nothing but the best and the last");
     assert_eq!(weights(&home, "last"), checkpoint("last", last));
 
     train("--output-dir best --load-best-model-at-end");
@@ -334,12 +330,10 @@ fn kills_at_random_instants_of_training_and_saving_change_no_bit() {
     // The length of the run decides the learning rate, so it is the same for all; where to stop is known later.
     let train = |rest: &str| training(100_000, &format!("--warmup-steps 10 --learning-rate 0.003 {rest}"));
     let killed = train("--output-dir killed --save-steps 1 --save-total-limit 2");
-    let names = || -> Vec<String> {
-        let entries = fs::read_dir(home.path("killed")).into_iter().flatten();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    };
     let newest = || {
-        let steps = names().into_iter().filter_map(|name| name.strip_prefix("checkpoint-")?.parse().ok());
+        let steps = names(&home.path("killed"))
+            .into_iter()
+            .filter_map(|name| name.strip_prefix("checkpoint-")?.parse().ok());
         steps.max().unwrap_or(0_u64)
     };
     let (mut random, mut in_saves, mut furthest) = (7_u64, 0, 0);
@@ -357,7 +351,7 @@ fn kills_at_random_instants_of_training_and_saving_change_no_bit() {
         child.kill().unwrap();
         let (_, said) = texts(&child.wait_with_output().unwrap());
         assert!(ended.is_none(), "the run before kill {kill} failed to go on: {said}");
-        in_saves += usize::from(names().iter().any(|name| name.starts_with(".tmp-")));
+        in_saves += usize::from(names(&home.path("killed")).iter().any(|name| name.starts_with(".tmp-")));
         assert!(newest() >= furthest, "kill {kill} took the run from step {furthest} back to {}", newest());
         furthest = newest();
     }

@@ -27,12 +27,6 @@ fn printed(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn file(name: &str, contents: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::write(&path, contents).unwrap();
-    path
-}
-
 /// A folder that is not there yet.
 fn fresh(name: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -42,17 +36,17 @@ fn fresh(name: &str) -> PathBuf {
 
 #[test]
 fn a_file_of_settings_with_a_mistake_is_refused_with_the_line() {
-    file("typo.toml", "model = \"tiny\"\nlearning_rte = 0.1\n");
+    support::file("typo.toml", "model = \"tiny\"\nlearning_rte = 0.1\n");
     refused(
         "train --settings typo.toml",
         "error: typo.toml, line 2: there is no setting `learning_rte`; did you mean `learning_rate`?",
     );
-    file("kind.toml", "# steps\nmax_steps = \"ten\"\n");
+    support::file("kind.toml", "# steps\nmax_steps = \"ten\"\n");
     refused(
         "plan --settings kind.toml",
         "error: kind.toml, line 2: max_steps must be a whole number that is not negative, got the text \"ten\"",
     );
-    file("known.toml", "fp16 = true\n");
+    support::file("known.toml", "fp16 = true\n");
     refused(
         "train --settings known.toml",
         "error: known.toml, line 1: there is no setting `fp16` here: write bf16: half precision overflows",
@@ -124,7 +118,7 @@ fn what_is_printed_as_configuration_prints_the_same_when_it_is_read() {
         "train --print-config --learning_rate 3e-4 --per_device_train_batch_size 4 --eval-steps 5 --gradient-checkpointing",
     );
     assert!(once.contains("learning_rate = 0.0003\n") && once.contains("recompute = \"full\"\n"), "{once}");
-    file("effective.toml", &once);
+    support::file("effective.toml", &once);
     assert_eq!(printed("train --settings effective.toml --print-config"), once);
     let other = printed("train --settings effective.toml --print-config --learning-rate 1");
     assert_eq!(other, once.replace("learning_rate = 0.0003", "learning_rate = 1.0"), "a flag counts more");
@@ -214,7 +208,7 @@ fn metrics_that_are_none_are_refused() {
         "report no-such-run",
         "error: cannot read the metrics in `no-such-run`: No such file or directory (os error 2)",
     );
-    file("steps.jsonl", "{\"event\":\"later\"}\n");
+    support::file("steps.jsonl", "{\"event\":\"later\"}\n");
     refused(
         "report steps.jsonl",
         "error: `steps.jsonl` has no line with \"event\":\"start\"; it is no file that `plimsoll train --output-dir` wrote",

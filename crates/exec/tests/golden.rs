@@ -11,8 +11,11 @@ use plimsoll_exec::cases::{compare, golden as golden_ops};
 use plimsoll_exec::reference::{Tensor, apply, eval};
 use plimsoll_graph::{Op, Shape, Type, infer};
 
+#[path = "../../graph/tests/support/op_names.rs"]
+mod op_names;
 #[path = "support/golden.rs"]
 mod tensors;
+use op_names::op_names;
 
 /// Both sides work in f64 and round once; gradients read statistics (mean, rstd, log-sum-exp) that were
 /// rounded to f32, each of which moves the result by about 2⁻²⁴ of its size, a few of them together.
@@ -176,13 +179,4 @@ fn read() -> BTreeMap<String, Golden> {
         }
     }
     golden
-}
-
-/// The names in the table of `op.rs`.
-fn op_names() -> Vec<&'static str> {
-    let source = include_str!("../../graph/src/op.rs");
-    let arms = source.lines().filter(|line| line.trim_start().starts_with("Op::"));
-    let names: Vec<&str> = arms.filter_map(|arm| arm.split_once("=> \"")?.1.strip_suffix("\",")).collect();
-    assert!(names.len() > 40, "the table of names in op.rs has another form now");
-    names
 }

@@ -21,6 +21,10 @@ use plimsoll_graph::{
     gradient_name,
 };
 
+#[path = "../../graph/tests/support/op_names.rs"]
+mod op_names;
+use op_names::op_names;
+
 const STEP: f64 = 0.1;
 const TOLERANCE: f64 = 2e-5;
 
@@ -190,15 +194,6 @@ fn the_gradient_of_a_cast_is_the_cotangent_rounded_to_the_narrow_type() {
     interpret(&graph, &BTreeMap::new(), &mut states, Phase::Backward, true).unwrap();
     let ty = Type { shape: [8].into(), dtype: DType::Bf16 };
     assert_eq!(states["grad.0"].numbers(), Tensor::from_numbers(ty, &weights).numbers());
-}
-
-/// The names in the table of `op.rs`.
-fn op_names() -> Vec<&'static str> {
-    let source = include_str!("../../graph/src/op.rs");
-    let arms = source.lines().filter(|line| line.trim_start().starts_with("Op::"));
-    let names: Vec<&str> = arms.filter_map(|arm| arm.split_once("=> \"")?.1.strip_suffix("\",")).collect();
-    assert!(names.len() > 40, "the table of names in op.rs has another form now");
-    names
 }
 
 /// Compares the derivative of `loss` in one random direction with the difference quotient; returns the length of the

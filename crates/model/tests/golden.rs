@@ -5,15 +5,16 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use plimsoll_graph::{BlockId, Graph, NodeId, StateKind, Value, ValueSource, differentiate};
 use plimsoll_model::Architecture;
-use safetensors::SafeTensors;
 
 #[path = "support/families.rs"]
 mod models;
 use models::{Size, families};
+#[path = "../../graph/tests/support/golden.rs"]
+mod golden;
+use golden::Golden;
 
 const BATCH: usize = 4;
 const SEQ: usize = 16;
@@ -31,8 +32,8 @@ fn every_parameter_has_a_gradient_and_its_golden_twin() {
     for (file, model) in families(Size::GOLDEN) {
         let graph = training(&model);
         let gradients: BTreeMap<String, Vec<usize>> = shapes_of(&graph, |kind| kind == StateKind::Gradient);
-        let bytes = golden(file);
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let golden = Golden::read(file);
+        let tensors = golden.tensors();
         let expected: BTreeMap<String, Vec<usize>> = (tensors.tensors().into_iter())
             .filter(|(name, _)| name.starts_with("grad."))
             .map(|(name, tensor)| (name, tensor.shape().to_vec()))
@@ -45,8 +46,8 @@ fn every_parameter_has_a_gradient_and_its_golden_twin() {
 fn inputs_have_the_types_of_the_golden_batch() {
     for (file, model) in families(Size::GOLDEN) {
         let graph = model.training(BATCH, SEQ).unwrap();
-        let bytes = golden(file);
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let golden = Golden::read(file);
+        let tensors = golden.tensors();
         for &input in graph.inputs() {
             let name = &graph.value(input).name;
             if name != "scale" {
@@ -95,15 +96,10 @@ fn training(model: &Architecture) -> Graph {
     differentiate(&forward, loss).unwrap()
 }
 
-fn golden(file: &str) -> Vec<u8> {
-    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
-    std::fs::read(testdata.join(format!("{file}.safetensors"))).unwrap()
-}
-
 /// Weights are the tensors that have a gradient.
 fn golden_weights(file: &str) -> BTreeMap<String, Vec<usize>> {
-    let bytes = golden(file);
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let golden = Golden::read(file);
+    let tensors = golden.tensors();
     let weights = tensors.names().into_iter().filter_map(|name| name.strip_prefix("grad."));
     weights.map(|name| (name.to_owned(), tensors.tensor(name).unwrap().shape().to_vec())).collect()
 }

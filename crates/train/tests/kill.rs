@@ -18,6 +18,7 @@ use tempfile::TempDir;
 mod running;
 mod support;
 use running::{bits, latest, open, pinned, save, take, trainer, write_text};
+use support::names;
 
 const KILLS: u32 = 50;
 /// Steps between two checkpoints: few, so that about every other kill falls into a save.
@@ -58,11 +59,6 @@ fn command(folder: &Path) -> Command {
 /// Whether a process ended by itself, and well.
 fn ended_well(mut child: Child) -> bool {
     child.wait().unwrap().success()
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
 #[test]

@@ -19,7 +19,7 @@ mod support;
 use running::{
     GLOBAL_BATCH, WIDER, bits, latest, llama_trainer, of, open, pinned, save, take, trainer, write_text,
 };
-use support::{Size, options};
+use support::{Size, names, options};
 
 const COURSE: TrainLoop = TrainLoop {
     steps: 12,
@@ -29,14 +29,6 @@ const COURSE: TrainLoop = TrainLoop {
     stopping: None,
     save_steps: Some(100),
 };
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
-}
 
 /// Trains; returns the fault and all events other than steps.
 fn train(trainer: &mut Trainer, course: &TrainLoop, out: &Checkpoints) -> (Option<TrainError>, Vec<String>) {

@@ -18,7 +18,7 @@ mod shim;
 mod support;
 use power::{Disk, Random, Record, is_checkpoint, records};
 use shim::{Strike, WATCHED, run, shim};
-use support::{Home, texts};
+use support::{Home, names, texts};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -175,17 +175,9 @@ fn copy(from: &Path, to: &Path) {
 /// The newest checkpoint of a run that was paused, if any.
 fn newest_checkpoint(home: &Home) -> Option<PathBuf> {
     let folder = home.path(WATCHED).join("out");
-    let known = if folder.is_dir() { names(&folder) } else { Vec::new() };
-    let checkpoints = known.iter().map(|name| folder.join(name)).filter(|path| is_checkpoint(path));
+    let checkpoints =
+        names(&folder).into_iter().map(|name| folder.join(name)).filter(|path| is_checkpoint(path));
     checkpoints.max()
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
 }
 
 /// A command that met a fault ends well or with one sentence, never by a panic or an abort.

@@ -12,6 +12,11 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+#[path = "../../../train/tests/support/folder.rs"]
+mod folder;
+#[allow(unused_imports, reason = "each test file uses its own part")]
+pub(crate) use folder::names;
+
 /// The program under test.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_plimsoll");
 
@@ -45,6 +50,13 @@ pub(crate) fn plimsoll(arguments: &str) -> Command {
     let mut command = hermetic(Command::new(PROGRAM), home);
     command.args(arguments.split_whitespace());
     command
+}
+
+/// Writes a file into the folder that the build gives its tests.
+pub(crate) fn file(name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::write(&path, contents).unwrap();
+    path
 }
 
 /// The longest that a test waits for anything. A busy machine stays far below it, so only a fault gets there.

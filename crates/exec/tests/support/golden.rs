@@ -1,17 +1,19 @@
-//! Golden files of `testdata` as tensors.
+//! Golden files of `testdata` as tensors of the reference kernels.
 
 use std::collections::BTreeMap;
 
 use plimsoll_exec::reference::Tensor;
 use plimsoll_graph::{DType, Shape, Type};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
+
+#[path = "../../../graph/tests/support/golden.rs"]
+mod file;
+use file::Golden;
 
 /// All tensors of a file of `testdata`, by name; signed bytes are read as codes.
 pub(crate) fn tensors(file: &str) -> BTreeMap<String, Tensor> {
-    let path = format!("{}/../../testdata/{file}.safetensors", env!("CARGO_MANIFEST_DIR"));
-    let bytes = std::fs::read(path).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
-    let read = tensors.into_iter().map(|(name, view)| {
+    let golden = Golden::read(file);
+    let read = golden.tensors().tensors().into_iter().map(|(name, view)| {
         let dtype = match view.dtype() {
             Dtype::F32 => DType::F32,
             Dtype::BF16 => DType::Bf16,

@@ -7,6 +7,7 @@ use plimsoll_plan::{Purpose, traffic};
 use plimsoll_train::job::{Environment, Session};
 use plimsoll_train::{Config, RawConfig, Run, TrainError};
 
+use super::support::names;
 use super::{STEPS, Trained, bits, folder, open, refused, settings, train, trains_as_one};
 
 pub(super) fn stage(stage: &str, raw: RawConfig) -> RawConfig {
@@ -169,9 +170,7 @@ fn a_run_whose_step_is_not_finite_is_saved_with_the_moments_of_all_ranks() {
     let mut session = open(&raw);
     let fault = session.train::<TrainError>(&mut []).unwrap_err();
     assert!(matches!(fault, TrainError::NotFinite { .. }), "{fault}");
-    let kept = std::fs::read_dir(folder.path().join("lost")).unwrap();
-    let names: Vec<String> =
-        kept.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    let names = names(&folder.path().join("lost"));
     assert!(names.iter().any(|name| name.starts_with("last-finite-")), "{names:?}");
 }
 

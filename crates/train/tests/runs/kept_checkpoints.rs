@@ -12,14 +12,7 @@ use plimsoll_train::{Options, Trainer};
 use tempfile::TempDir;
 
 use crate::running::{latest, open, pinned, save, take, trainer, write_text};
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
-}
+use crate::support::names;
 
 /// A run with a checkpoint after each of the first `steps` steps in `out`.
 fn saved(home: &TempDir, steps: u64) -> (Trainer, PathBuf) {

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use crate::running::{
     DEEPER, GLOBAL_BATCH, WIDER, bits, latest, open, pinned, save, sized, take, trainer, write_text,
 };
-use crate::support::{absolute_distance, options, without_key_bias};
+use crate::support::{absolute_distance, names, options, without_key_bias};
 
 const STEPS: usize = 40;
 
@@ -275,14 +275,6 @@ fn the_oldest_go_but_never_the_newest_nor_the_best() {
     trained.save(&checkpoints, &EvaluationState { metric: Some(0.5), ..state.progress }).unwrap();
     assert_eq!(names(&output), ["checkpoint-2", "checkpoint-4", "checkpoint-5"]);
     assert_eq!(latest(&checkpoints).unwrap().state.progress.metric, Some(0.5));
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
 }
 
 #[test]

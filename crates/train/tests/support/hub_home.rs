@@ -9,6 +9,10 @@ use std::time::Duration;
 use plimsoll_train::hub::{Hub, HubLimits};
 use sha2::{Digest, Sha256};
 
+#[path = "folder.rs"]
+mod folder;
+pub(crate) use folder::names;
+
 use crate::server::{Reply, Request, Server, file, listing};
 
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -151,14 +155,4 @@ impl Home {
 
 pub(crate) fn got(hub: &Hub) -> Result<PathBuf, String> {
     hub.model("owner/model", "main", |_, _| {}).map_err(|error| error.to_string())
-}
-
-pub(crate) fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
 }

@@ -2,19 +2,21 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::path::Path;
-
 use plimsoll_exec::Data;
 use plimsoll_model::{Architecture, IGNORED};
 use plimsoll_plan::{Purpose, Strategy};
 use plimsoll_train::{LanguageModel, Options, Run, Step};
-use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
 
 #[path = "../../../model/tests/support/families.rs"]
 pub(crate) mod models;
 #[allow(unused_imports, reason = "each test file uses its own part")]
 pub(crate) use models::{Size, families};
+mod folder;
+#[path = "../../../graph/tests/support/golden.rs"]
+mod golden;
+#[allow(unused_imports, reason = "each test file uses its own part")]
+pub(crate) use folder::names;
+pub(crate) use golden::Golden;
 
 /// Tokens of a golden sequence.
 pub(crate) const GOLDEN_SEQ: usize = Size::GOLDEN.seq;
@@ -186,51 +188,7 @@ pub(crate) fn lasting_bits(run: &Run) -> Vec<u32> {
     lasting.flat_map(|range| run.state(&range.name).unwrap()).map(f32::to_bits).collect()
 }
 
-/// One file of `testdata`.
-pub(crate) struct Golden {
-    bytes: Vec<u8>,
-}
-
 impl Golden {
-    pub(crate) fn read(name: &str) -> Golden {
-        let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
-        Golden { bytes: std::fs::read(testdata.join(format!("{name}.safetensors"))).unwrap() }
-    }
-
-    /// Reads the tensor of that name, if the file has it.
-    fn tensor<T>(&self, name: &str, read: impl FnOnce(&TensorView) -> T) -> Option<T> {
-        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        Some(read(&tensors.tensor(name).ok()?))
-    }
-
-    fn words(&self, name: &str) -> Option<Vec<[u8; 4]>> {
-        self.tensor(name, |tensor| tensor.data().as_chunks::<4>().0.to_vec())
-    }
-
-    /// The elements of a tensor of bytes: codes, or a text.
-    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
-        self.tensor(name, |tensor| tensor.data().to_vec()).unwrap()
-    }
-
-    pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
-        self.find(name).unwrap()
-    }
-
-    /// The tensor of that name, if the file has it.
-    pub(crate) fn find(&self, name: &str) -> Option<Vec<f32>> {
-        Some(self.words(name)?.into_iter().map(f32::from_le_bytes).collect())
-    }
-
-    /// Names of all tensors.
-    pub(crate) fn names(&self) -> Vec<String> {
-        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        tensors.names().into_iter().map(str::to_owned).collect()
-    }
-
-    pub(crate) fn ints(&self, name: &str) -> Option<Vec<i32>> {
-        Some(self.words(name)?.into_iter().map(i32::from_le_bytes).collect())
-    }
-
     pub(crate) fn batch(&self) -> Batch {
         Batch {
             seq: GOLDEN_SEQ,
