@@ -30,7 +30,7 @@ struct Launcher {
     rank_here: &'static str,
     /// How many processes this machine has. Slurm lists all machines: `2(x3),1`.
     here: &'static str,
-    /// Whether it starts processes of MPI.
+    /// Whether the launcher starts processes of MPI.
     mpi: bool,
 }
 
@@ -100,11 +100,11 @@ pub(crate) struct Launch {
     way: Way,
     /// The number of this process.
     pub(crate) rank: usize,
-    /// How many there are, at least two.
+    /// The number of processes, at least two.
     pub(crate) ranks: usize,
-    /// How many there are on this machine.
+    /// The number of processes on this machine.
     pub(crate) here: usize,
-    /// Whether it is the first of its machine.
+    /// Whether this process is the first of its machine.
     pub(crate) first_here: bool,
 }
 
@@ -181,7 +181,7 @@ impl Launch {
         )))
     }
 
-    /// Where the processes meet.
+    /// The address at which the processes meet.
     fn meeting(&self, variable: impl Fn(&str) -> Option<String>) -> Result<Meeting, TrainError> {
         let port = variable(PORT).and_then(|port| port.trim().parse::<u16>().ok());
         let stored = variable(STORE).is_some_and(|set| set == "True");

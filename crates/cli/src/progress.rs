@@ -43,7 +43,7 @@ pub(crate) struct Steps {
     pub(crate) before: u64,
     /// The last.
     pub(crate) end: u64,
-    /// Which of them get a line.
+    /// Which records get a line.
     pub(crate) shown: ShownRecords,
 }
 

@@ -213,7 +213,7 @@ fn steps_before_one_that_is_not_finite_are_saved_and_gone_on_from_by_name() {
         format!("of step {} is not a finite number; the weights are as step {step} left them\n", step + 1);
     assert!(err.ends_with(&told), "{err}");
 
-    // The same bits as a run that paused there.
+    // The continued run has the same bits as one that paused at that step.
     let (code, err) = train(&format!("--output-dir paused --stop-after {step}"));
     assert_eq!(code, Some(0), "{err}");
     let saved = home.read(&format!("out/{last}/model.safetensors"));

@@ -50,7 +50,7 @@ fn page(home: &Home, run: &str) -> Value {
     serde_json::from_str(data).unwrap()
 }
 
-/// The page of a run as it is where scripts do not run.
+/// The page of a run as a browser without scripts shows it.
 fn without_scripts(home: &Home, run: &str) -> String {
     let page = String::from_utf8(home.read(&format!("{run}/report.html"))).unwrap();
     let parts = page.split("<script").map(|part| part.split_once("</script>").map_or(part, |(_, rest)| rest));

@@ -21,7 +21,7 @@ fn methods(arguments: &str) -> Vec<Value> {
 /// adds the type of whole weights to its flags.
 #[test]
 fn every_method_that_fits_has_the_plan_of_its_row_and_trains_in_the_memory_of_its_plan() {
-    // Its rows of 344 columns are no whole number of blocks of 4-bit codes.
+    // The rows of `down_proj` have 344 columns, which is no whole number of blocks of 4-bit codes.
     let whole = "--llm-int8-skip-modules down_proj";
     for precision in ["", "--bf16"] {
         let small =

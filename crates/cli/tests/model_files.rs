@@ -417,7 +417,7 @@ fn a_model_in_a_folder_can_begin_from_scratch() {
     };
     train("--init True --output-dir again");
     train("--output-dir on");
-    // The last bytes, all of them behind the header.
+    // The last bytes of the file, all of them behind the header.
     let of = |name: &str| {
         let bytes = home.read(&format!("{name}/model.safetensors"));
         bytes[bytes.len() - 90_000..].to_vec()

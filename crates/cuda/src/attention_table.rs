@@ -50,12 +50,12 @@ pub struct AttentionTable {
     pub rows: Vec<PlannedAttention>,
 }
 
-/// A shape with its plan.
+/// A shape of attention with the plan for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedAttention {
     /// The shape.
     pub shape: AttentionShape,
-    /// Its plan, or the reason for which there is none.
+    /// The plan for the shape, or the reason why there is none.
     pub plan: Result<AttentionPlan, String>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct BoundProgram {
 }
 
 impl BoundProgram {
-    /// The tables that it reads.
+    /// The tables that the program reads.
     pub(crate) fn tables(&self) -> Vec<TableKey> {
         let mut keys: Vec<TableKey> = self.attentions.iter().filter_map(TableKey::of).collect();
         keys.sort();

@@ -20,7 +20,7 @@ const MOST_TOLD: usize = 4;
 pub(crate) struct Shares {
     /// This process's, if it is named.
     own: Option<u64>,
-    /// Those of all others.
+    /// Bytes of all other processes.
     others: u64,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Reading {
     pub(crate) free: u64,
     /// Bytes that were free before this process took any.
     pub(crate) before: Option<u64>,
-    /// Memory of this process and of the others, where NVML tells it.
+    /// Memory of this process and of other processes, where NVML tells it.
     pub(crate) shares: Option<Shares>,
     /// Pinned bytes of the host.
     pub(crate) pinned: u64,

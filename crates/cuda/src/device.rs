@@ -255,7 +255,7 @@ impl CudaDevice {
             self.documents.add(key, &self.context, &self.stream)?;
         }
         let steps = program.steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>, _>>()?;
-        // They are bound; only their ranges are needed.
+        // The steps are bound to addresses by now; only their ranges are needed.
         program.steps.clear();
         Ok(BoundProgram { steps, program, attentions, captured: None })
     }
@@ -450,7 +450,7 @@ impl Device for CudaDevice {
     }
 
     fn notes(&self) -> Vec<String> {
-        // A reading that fails is an error of the next call that wants one.
+        // If the reading fails, the next call that needs one reports the error.
         let _ = self.pool();
         self.library.notes().into_iter().chain(self.readings().counted()).collect()
     }

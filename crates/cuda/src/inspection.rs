@@ -23,11 +23,11 @@ const REPEATS: usize = 10;
 /// A GPU and its libraries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inspection {
-    /// As the driver names it.
+    /// The name that the driver gives the GPU.
     pub name: String,
-    /// The name of its architecture.
+    /// The name of the GPU's architecture.
     pub architecture: String,
-    /// Bytes of its memory.
+    /// Bytes of the GPU's memory.
     pub memory: u64,
     /// Bytes that were free, those of this process included.
     pub free: u64,
@@ -37,16 +37,16 @@ pub struct Inspection {
     pub libraries: Vec<FoundLibrary>,
     /// Notes on libraries that are missing or slow, each with the way out.
     pub notes: Vec<String>,
-    /// Measured rates; the reason where there was no memory for them.
+    /// Measured rates, or the reason why there are none: too little free memory.
     pub rates: Result<MeasuredRates, String>,
 }
 
 /// A library that was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundLibrary {
-    /// As people call it.
+    /// The name by which people know the library.
     pub name: &'static str,
-    /// Its version, where it tells one.
+    /// The library's version, where it tells one.
     pub version: Option<String>,
     /// The file.
     pub path: Option<PathBuf>,
@@ -102,7 +102,7 @@ fn measure(device: &mut CudaDevice) -> Result<MeasuredRates, ExecError> {
     device.map()?;
     let places = [0, OPERAND, 2 * OPERAND].map(Place);
     for place in places {
-        // Zeros would flatter: a GPU runs faster on them.
+        // Zeros would flatter the GPU, which multiplies them faster than other numbers.
         let numbers = Draw { init: &Init::Normal(1.0), name: "numbers", seed: 1 };
         device.draw_part(&numbers, (place.0, DType::Bf16), (0, SIZE * SIZE))?;
     }

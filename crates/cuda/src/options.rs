@@ -20,7 +20,7 @@ pub enum Products {
 /// How a GPU is opened.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// Which one.
+    /// The target.
     pub target: CudaTarget,
     /// Where libraries are looked for.
     pub libraries: Libraries,

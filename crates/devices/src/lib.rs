@@ -180,7 +180,7 @@ fn all_cases(kind: DeviceKind) -> Vec<Case> {
 /// Devices of one kind and the cases they are judged by.
 #[derive(Debug)]
 pub struct Trial {
-    /// The device, opened in each way that there is.
+    /// The device, opened in each of its modes.
     pub devices: Vec<Box<dyn Device>>,
     /// The cases.
     pub cases: Vec<Case>,

@@ -56,7 +56,7 @@ impl Arena {
         self.mapped = true;
     }
 
-    /// Whether the memory is there.
+    /// Whether memory is mapped at the arena's addresses.
     pub fn is_mapped(&self) -> bool {
         self.mapped
     }

@@ -20,7 +20,7 @@ const DECADES: usize = 7;
 pub struct Codes {
     /// The number that each code stands for, ascending.
     pub numbers: [f32; COUNT],
-    /// Halfway between each entry and the next; the last is never passed.
+    /// Halfway between each number and the next; the last entry is infinite.
     middles: [f32; COUNT],
 }
 

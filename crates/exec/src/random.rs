@@ -112,7 +112,7 @@ pub(crate) fn place(index: usize) -> (u32, u32) {
     ((index as u64 >> 32) as u32, index as u32)
 }
 
-/// Numbers that are drawn side by side: a multiple of the four of a group.
+/// How many numbers are drawn side by side. Must be a multiple of four, the numbers of one group.
 const SIDE_BY_SIDE: usize = 64;
 
 /// Box and Muller's pair of normal numbers; 1 − u keeps the logarithm finite.

@@ -32,7 +32,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
-/// Two numbers are equal that are zeros of either sign.
+/// Asserts that numbers are the same. Zeros of either sign count as equal.
 fn assert_same(actual: &[f32], expected: &[f32], what: &str) {
     let other = |(a, b): &(&f32, &f32)| (*a + 0.0).to_bits() != (*b + 0.0).to_bits();
     let first = actual.iter().zip(expected).enumerate().find(|(_, pair)| other(pair));

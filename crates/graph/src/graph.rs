@@ -22,7 +22,7 @@ macro_rules! id {
         pub struct $name(pub u32);
 
         impl $name {
-            /// Position in its table.
+            /// Position in the table to which the id belongs.
             pub fn index(self) -> usize {
                 self.0 as usize
             }
@@ -97,7 +97,7 @@ pub enum ValueSource {
     Node {
         /// The producer.
         node: NodeId,
-        /// Which of its outputs.
+        /// Which of the node's outputs.
         output: usize,
     },
     /// The contents of `state` before any node of the graph has updated it.
@@ -109,7 +109,7 @@ pub enum ValueSource {
 pub struct ValueInfo {
     /// Shape and element type.
     pub ty: Type,
-    /// Where it comes from.
+    /// Where the value comes from.
     pub source: ValueSource,
     /// The state it is a version of, and which version, if it lives in state.
     pub state: Option<(StateId, u32)>,
@@ -122,7 +122,7 @@ pub struct ValueInfo {
 pub enum StateKind {
     /// A weight of the model.
     Parameter {
-        /// Whether it receives a gradient.
+        /// Whether the state receives a gradient.
         trainable: bool,
     },
     /// A small table that never changes.
@@ -166,9 +166,9 @@ pub enum Init {
 /// A named part of a range of state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatePart {
-    /// The name that files have for it; unique like that of a state.
+    /// The name of the part in files; unique like that of a state.
     pub name: String,
-    /// Its extents.
+    /// Extents of the part.
     pub shape: Shape,
 }
 
@@ -179,9 +179,9 @@ pub struct State {
     pub name: String,
     /// Shape and element type.
     pub ty: Type,
-    /// Its purpose.
+    /// Purpose of the state.
     pub kind: StateKind,
-    /// Its first contents.
+    /// First contents of the state.
     pub init: Init,
     /// Its named parts in the order they lie in, where it is a group; see [`State::pieces`].
     pub parts: Vec<StatePart>,
@@ -198,7 +198,7 @@ pub struct AddedLoss {
     pub name: String,
     /// The scalar.
     pub value: Value,
-    /// Its cotangent.
+    /// The loss's cotangent.
     pub weight: f32,
 }
 

@@ -54,7 +54,7 @@ pub enum Op {
     Pad {
         /// The axis widened.
         axis: usize,
-        /// Where `x` begins.
+        /// Where `x` begins in the result.
         start: usize,
         /// Extent of the result along `axis`.
         len: usize,
@@ -274,7 +274,7 @@ pub enum Op {
     /// of the `k` largest `p + bias`, and their scores. The largest comes first, and of equals the one with the lower index.
     /// It never runs twice: the routing of a micro-batch is kept.
     TopK {
-        /// How many are chosen.
+        /// How many experts are chosen.
         k: usize,
         /// Whether the choice is by `p + bias`. Only the scores have a derivative.
         steered: bool,

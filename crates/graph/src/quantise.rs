@@ -62,7 +62,7 @@ fn readers<'a>(graph: &'a Graph, weights: &BTreeSet<String>) -> BTreeMap<Value, 
 struct Weight {
     value: Value,
     state: StateId,
-    /// Its extents as `(out, in)`.
+    /// The weight's extents as `(out, in)`.
     shape: [usize; 2],
 }
 
@@ -196,9 +196,9 @@ fn refuse(name: &str, why: &str) -> GraphError {
 /// Bytes of the quantised weights of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantisedBytes {
-    /// Their form.
+    /// The form of the weights.
     pub form: Quantised,
-    /// How many there are.
+    /// The number of weights.
     pub weights: usize,
     /// Bytes of their codes and scales.
     pub bytes: u64,

@@ -8,7 +8,7 @@ use crate::{DType, GraphError, Op, Type, Value};
 
 /// A graph whose nodes are being listed again.
 pub(crate) struct Splice {
-    /// Without its nodes.
+    /// The graph, without its nodes.
     pub(crate) graph: Graph,
     nodes: Vec<Node>,
     /// Where each node of the old list stands now.

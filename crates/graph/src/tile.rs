@@ -75,7 +75,7 @@ struct Network {
     mlp: Mlp,
     /// Inputs of [`Op::Mlp`].
     operands: Vec<Value>,
-    /// All its nodes but the last.
+    /// All nodes of the network but the last.
     inner: Vec<NodeId>,
 }
 

@@ -52,7 +52,7 @@ pub struct Bert {
 /// The labels of a classifier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Labels {
-    /// How many there are.
+    /// The number of labels.
     pub count: usize,
     /// Dropout probability of the classifier's input.
     pub dropout: f32,

@@ -230,7 +230,7 @@ impl Search {
 enum Ended {
     /// After its last step, or when it was asked to stop.
     Well,
-    /// Its numbers were no longer finite.
+    /// The numbers of the run were no longer finite.
     Diverged,
 }
 

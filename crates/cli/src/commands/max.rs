@@ -21,11 +21,11 @@ pub(crate) type BudgetOf<'a> = &'a dyn Fn(&Config) -> Result<Budget, TrainError>
 pub(crate) struct Answer {
     /// The requested quantity.
     what: What,
-    /// The most of it.
+    /// The largest value that fits.
     value: usize,
     /// The largest value that was tried.
     most: usize,
-    /// The settings of that plan.
+    /// The settings with the largest value that fits.
     pub(crate) config: Config,
 }
 

@@ -11,7 +11,7 @@ use super::{LIMIT, STATED, lower};
 
 /// Why a file is not read on.
 pub(super) enum Why<'a> {
-    /// It would take more memory than the budget has.
+    /// Reading the file would take more memory than the budget has.
     Memory,
     /// The system refused this many bytes.
     System(usize),
@@ -67,7 +67,7 @@ const MOST: usize = LONGEST + 1024;
 /// Prints the line, then removes the path. Only the thread that ends the process runs this.
 static LINE: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
 
-/// How much of the line is there.
+/// How much of the line has been written.
 struct Line {
     len: usize,
 }

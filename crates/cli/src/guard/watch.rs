@@ -57,7 +57,7 @@ impl Lost {
 /// The processor time of this process.
 fn worked() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a structure of the kind that is written.
+    // SAFETY: the pointer is to a `timespec`, which the call fills.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

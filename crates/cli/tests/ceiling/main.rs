@@ -210,7 +210,7 @@ fn settings_plans_states_and_tables_beyond_reason_are_refused() {
     sparse(&home.path(state), 1 << 33);
     refused(&home, "a state of 8 GiB", &resume, "checkpoint-1");
 
-    // These have no budget of their own.
+    // These commands have no budget of their own.
     for (command, file) in [("layout t.csv", "t.csv"), ("plan --dag g.json --memory 1GiB", "g.json")] {
         sparse(&home.path(file), 1 << 33);
         refused_within(&home, "8 GiB", command, file);

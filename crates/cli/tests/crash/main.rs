@@ -78,7 +78,7 @@ struct Undisturbed {
     scenario: Scenario,
     home: Home,
     shim: &'static Path,
-    /// Calls of each phase.
+    /// The number of calls in each phase.
     calls: Vec<u64>,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Whether it is the sync of a folder's names.
+    /// Whether the call syncs the names in a folder.
     pub(crate) fn syncs_a_folder(&self) -> bool {
         self.operation == b'S'
     }
@@ -85,7 +85,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// A folder as it is, all of it synced.
+    /// A disk that holds the folder as it is, all of it synced.
     pub(crate) fn of(root: &Path) -> Disk {
         let (nodes, inodes) = (vec![Node::folder()], BTreeMap::new());
         let mut disk = Disk { root: root.to_owned(), nodes, inodes, named: None, saved: None };

@@ -43,11 +43,11 @@ pub(crate) fn shim() -> Option<&'static Path> {
 pub(crate) enum Strike {
     /// No call is struck; calls are only counted.
     Never,
-    /// The process is killed at this call.
+    /// The process is killed at the call of this number.
     Kill(u64),
-    /// This call fails with this error.
+    /// The call of this number fails with this error code.
     Fail(u64, i32),
-    /// Every call from this one on fails with this error, on paths that contain this.
+    /// From the call of this number on, every call on a path that contains the text fails with the error code.
     Last(u64, i32, &'static str),
 }
 

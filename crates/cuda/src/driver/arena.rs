@@ -136,7 +136,7 @@ const FOLD: usize = 64 << 20;
 pub(crate) struct Folded {
     range: Arc<Reserved>,
     memory: cuda::CUmemGenericAllocationHandle,
-    /// Bytes of the memory, and of each mapping.
+    /// Bytes of the memory, and bytes of each mapping.
     fold: usize,
     mapped: usize,
     bytes: u64,

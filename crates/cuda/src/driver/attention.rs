@@ -36,7 +36,7 @@ struct Plan {
     workspace: u64,
 }
 
-/// A plan with its addresses.
+/// A plan for attention with the addresses of its tensors.
 #[derive(Debug)]
 pub(crate) struct BoundAttention {
     plan: Arc<Plan>,

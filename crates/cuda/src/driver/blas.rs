@@ -55,7 +55,7 @@ impl Blas {
         Ok(Blas { context: Arc::clone(context), library, whole, chosen: Mutex::default() })
     }
 
-    /// Version of the library, as it counts.
+    /// Version of the library, in its own numbering.
     pub(crate) fn version(&self) -> usize {
         self.library.version
     }

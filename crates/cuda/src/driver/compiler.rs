@@ -16,7 +16,7 @@ use crate::kernels::{KernelSource, SOURCES, headers};
 #[derive(Clone, Debug)]
 pub(crate) struct Compiler<'a> {
     pub(crate) libraries: &'a Libraries,
-    /// Where results are kept.
+    /// The folder in which compiled programs are kept.
     pub(crate) cache: &'a Path,
     /// As `--gpu-architecture` takes it.
     pub(crate) architecture: &'a str,

@@ -24,7 +24,7 @@ pub struct CudaTarget {
 /// A GPU in figures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Card {
-    /// As the driver names it.
+    /// The name that the driver gives the GPU.
     pub name: String,
     /// Compute capability.
     pub capability: (i32, i32),

@@ -24,7 +24,7 @@ impl Event {
         unsafe { ok(cuda::cuEventRecord(self.0, stream), "recording an event") }
     }
 
-    /// Seconds from this point to a later one; both have been passed.
+    /// Seconds from this point to a later one. The stream must have passed both.
     pub(super) fn until(&self, end: &Event) -> Result<f64, ExecError> {
         let mut milliseconds = 0.0;
         // SAFETY: both events were recorded and are done.

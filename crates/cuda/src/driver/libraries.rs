@@ -89,7 +89,7 @@ impl Libraries {
             };
             match usable(&library) {
                 Ok(found) => {
-                    // Functions of it are in use until the process ends.
+                    // The program uses functions of the library until it ends.
                     std::mem::forget(library);
                     return Ok(found);
                 }
@@ -147,7 +147,7 @@ impl Libraries {
 /// A library that we call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// As people call it.
+    /// The name by which people know the library.
     pub(super) name: &'static str,
     /// The package of Python that brings it.
     pub(super) package: &'static str,
@@ -160,11 +160,11 @@ pub(super) struct Wanted {
 /// Why a library cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It has no function of this name.
+    /// The library has no function of this name.
     Lacks(&'static str),
-    /// It is older than the oldest that was tried.
+    /// The library is older than the oldest version that was tried.
     Old {
-        /// Its version.
+        /// The library's version.
         version: String,
         /// The oldest that works.
         oldest: String,

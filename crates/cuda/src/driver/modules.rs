@@ -55,7 +55,7 @@ pub(crate) struct Bound {
     shared: u32,
     /// All arguments, each at a multiple of eight bytes.
     bytes: Vec<u64>,
-    /// Where each begins.
+    /// Where each argument begins in `bytes`.
     starts: Vec<usize>,
 }
 

@@ -56,7 +56,7 @@ type Running = unsafe extern "C" fn(Card, *mut u32, *mut Process) -> i32;
 #[derive(Debug)]
 pub(crate) struct ManagedCard {
     card: Card,
-    /// Its place on the bus.
+    /// The card's place on the bus.
     pub(super) bus: [u32; 3],
     /// Bytes that were free when it was looked up.
     pub(super) free: u64,
@@ -81,7 +81,7 @@ impl ManagedCard {
             told.then_some(found)
         });
         let all: Vec<Process> = lists.collect::<Option<Vec<_>>>()?.concat();
-        // A process that computes and draws is in both lists.
+        // NVML lists a process that both computes and draws twice.
         let shares: BTreeMap<u32, u64> = all.iter().map(|process| (process.pid, process.bytes)).collect();
         Shares::of(&shares, std::process::id())
     }

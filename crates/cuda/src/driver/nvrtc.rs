@@ -104,7 +104,7 @@ impl Nvrtc {
         libraries.first_usable(&NVRTC, usable)
     }
 
-    /// Version as people write it.
+    /// The compiler's version as people write it.
     pub(crate) fn version(&self) -> String {
         version_text(self.version, 1000, 10)
     }

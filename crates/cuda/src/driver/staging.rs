@@ -100,7 +100,7 @@ impl Staging {
         self.free[self.half].wait()
     }
 
-    /// Copies from the GPU after all that was queued, and waits for it.
+    /// Queues a copy from the GPU after all other work, and waits until it is done.
     pub(crate) fn read(
         &mut self,
         from: u64,

@@ -1,4 +1,4 @@
-//! Functions of a library by the names they have in it.
+//! Functions of a shared library, looked up by name.
 #![allow(unsafe_code, reason = "types of functions are stated, not known")]
 
 use libloading::os::unix::Library as Shared;

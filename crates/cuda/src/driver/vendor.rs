@@ -49,7 +49,7 @@ impl Vendor {
         self.attentions.as_ref().ok_or_else(|| ExecError::Unsupported("cuDNN is not in use".into()))
     }
 
-    /// Each library in use with its version, as it counts.
+    /// Each library in use with its version, in the library's own numbering.
     pub(crate) fn versions(&self) -> Vec<(&'static str, usize)> {
         let products = self.products.as_ref().map(|products| ("cuBLASLt", products.version()));
         let attentions = self.attentions.as_ref().map(|plans| ("cuDNN", plans.version()));

@@ -53,7 +53,7 @@ fn place_of(place: Place, index: usize) -> Place {
 struct One {
     g: Matrix,
     matrix: usize,
-    /// Its factors.
+    /// The factors of the matrix.
     factors: Place,
 }
 

@@ -20,16 +20,16 @@ pub struct Touch {
     pub place: Place,
     /// Bytes from there, where the step says how many.
     pub bytes: Option<u64>,
-    /// What is done to them.
+    /// What the step does to the bytes.
     pub access: Access,
 }
 
 /// What a step does to bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It reads them.
+    /// The step reads them.
     Reads,
-    /// It writes them.
+    /// The step writes them.
     Writes,
     /// A kernel's argument: the kernel knows.
     Either,

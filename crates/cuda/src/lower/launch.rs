@@ -11,7 +11,7 @@ use super::place::Place;
 /// waits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Check {
-    /// Ids of rows of a table with this many rows.
+    /// Ids of rows of a table. The table has this many rows.
     Token {
         /// Rows of the table.
         rows: usize,
@@ -149,14 +149,14 @@ pub enum StreamStep {
         from: Place,
         /// First byte written.
         to: Place,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
     /// Sets bytes to zero.
     Zero {
         /// First byte written.
         to: Place,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
 }

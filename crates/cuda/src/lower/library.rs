@@ -166,9 +166,9 @@ pub enum AttentionTensor {
 /// Attention by the library.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Its shape.
+    /// The shape of the attention.
     pub shape: AttentionShape,
-    /// Where its values lie.
+    /// Where its operands and results lie.
     pub places: Vec<(AttentionTensor, Place)>,
     /// Scratch of the plan.
     pub workspace: Place,

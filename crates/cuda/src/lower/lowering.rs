@@ -38,7 +38,7 @@ impl Operand {
         kind(self.ty.dtype)
     }
 
-    /// Whether the kernel is to add, as it takes it.
+    /// Whether the kernel is to add to its output, as the argument that it takes.
     pub(super) fn adds(&self) -> Arg {
         Arg::I32(i32::from(self.accumulate))
     }

@@ -114,7 +114,7 @@ impl Tile {
         Tile { leading, hidden: network.scratch(to, rows) }
     }
 
-    /// Its first `rows` rows.
+    /// The first `rows` rows of the tile.
     fn of_rows(&self, rows: usize) -> Tile {
         let leading = self.leading.iter().map(|z| z.rows_from(0, rows)).collect();
         Tile { leading, hidden: self.hidden.rows_from(0, rows) }

@@ -57,11 +57,11 @@ pub const ALIGNMENT: u64 = 256;
 pub struct PlacedOp<'a> {
     /// The op.
     pub op: &'a Op,
-    /// Its inputs.
+    /// The action's inputs.
     pub inputs: &'a [Operand],
-    /// Its outputs.
+    /// The action's outputs.
     pub outputs: &'a [Operand],
-    /// First byte of its scratch.
+    /// First byte of the action's scratch.
     pub scratch: Place,
 }
 
@@ -109,7 +109,7 @@ pub fn needs(
     if !matches!(op, Op::Attention { .. } | Op::AttentionGrad { .. }) {
         return Ok(masked);
     }
-    // The data of each micro-batch decides which of the two forms runs.
+    // Which of the two forms runs is decided by the data of each micro-batch.
     let ragged = form(DocumentForm::Ragged)?;
     Ok(Needs { scratch: masked.scratch.max(ragged.scratch), steps: masked.steps.max(ragged.steps) })
 }

@@ -115,7 +115,8 @@ impl Walk<'_> {
     ///
     /// # Errors
     ///
-    /// With the first action whose steps use bytes that are not theirs, or not yet or no longer what they should be.
+    /// Names the first action with a step that touches bytes which are not its own, or reads bytes that do not hold
+    /// what it expects.
     pub(crate) fn check(&self, steps: &Steps) -> Result<(), String> {
         let mut bytes = Bytes::default();
         let mut writer_of: BTreeMap<BufferId, Writer> = BTreeMap::new();

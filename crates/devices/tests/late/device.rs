@@ -30,7 +30,7 @@ struct Stream {
     /// The first fault since the last read.
     fault: Option<ExecError>,
     observed: Vec<f32>,
-    /// Schedules as they were given.
+    /// Schedules as the caller gave them.
     known: Vec<(Role, Graph, Schedule)>,
     /// The inner ones, all bound when one is first needed.
     bound: Vec<ScheduleId>,
@@ -70,7 +70,7 @@ impl Late {
         });
     }
 
-    /// Waits for everything queued so far, and for the answer of this.
+    /// Waits for everything queued so far, and for the answer to this question.
     fn ask<T: Send + 'static>(&self, question: impl FnOnce(&mut Stream) -> T + Send + 'static) -> T {
         let (answer, answered) = channel();
         self.push(move |stream| answer.send(question(stream)).unwrap());

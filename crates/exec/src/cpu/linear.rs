@@ -256,12 +256,12 @@ pub(super) fn kept_if(accumulate: bool) -> Start<'static> {
     if accumulate { Start::Kept } else { Start::Zero }
 }
 
-/// Rows of `from`, columns of `to`, summed over the columns of `from`.
+/// A product of rows of `from` with columns of `to`, which sums over the columns of `from`.
 fn linear_extents(from: Shape, to: Shape) -> Extents {
     Extents { m: from.rows(), n: to.columns(), k: from.columns() }
 }
 
-/// A weight of shape `weight`, summed over the rows of `x`.
+/// The gradient of a weight of shape `weight`: a product that sums over the rows of `x`.
 fn weight_extents(x: Shape, weight: Shape) -> Extents {
     Extents { m: weight[0], n: weight[1], k: x.rows() }
 }

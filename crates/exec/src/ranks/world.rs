@@ -155,7 +155,7 @@ impl World {
     }
 }
 
-/// The first turn, if all ranks have begun the same exchange.
+/// Checks that all ranks have begun the same exchange, and then runs its first turn.
 fn agreed(turn: Turn) -> Result<(), String> {
     let first = turn.all[0];
     if let Some(other) = turn.all.iter().position(|operands| !operands.agrees(&first)) {

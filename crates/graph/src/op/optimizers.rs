@@ -73,9 +73,9 @@ pub struct Apollo {
     pub rank: usize,
     /// Steps after which another projection is drawn.
     pub gap: usize,
-    /// The step is multiplied by the root of this.
+    /// The step is multiplied by the root of this number.
     pub scale: f32,
-    /// How many factors a matrix has.
+    /// How many scaling factors a matrix has.
     pub scaling: ApolloScaling,
     /// Decay rate of the first moment.
     pub beta1: f32,

@@ -73,6 +73,6 @@ pub struct Dequantise {
     pub form: Quantised,
     /// Rows and columns of the weight.
     pub shape: [usize; 2],
-    /// Its element type: f32 or bf16.
+    /// Element type of the result: f32 or bf16.
     pub to: DType,
 }

@@ -9,7 +9,7 @@ use crate::{GraphError, Op, Shape, Type, Value};
 /// The positions that an attention query may see.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Visible {
-    /// Only positions up to its own.
+    /// Each query sees only positions up to its own.
     pub causal: bool,
     /// Only positions closer than this.
     pub window: Option<usize>,

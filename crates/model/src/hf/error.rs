@@ -9,13 +9,13 @@ pub enum ConfigError {
     NotJson(String),
     /// The class or model type is unknown.
     Unsupported(String),
-    /// A key is not there.
+    /// The key is missing.
     Missing(String),
     /// A key has a value that is not supported.
     Wrong {
         /// The key, dotted where objects nest.
         key: String,
-        /// Its value, as JSON.
+        /// The key's value, as JSON.
         value: String,
         /// Values that are allowed.
         wanted: String,

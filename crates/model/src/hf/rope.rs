@@ -11,7 +11,7 @@ use super::ConfigError;
 use super::keys::Keys;
 use crate::{Rope, Stretch};
 
-/// Where no base is stated.
+/// The base where the configuration states none.
 const BASE: f64 = 10_000.0;
 
 pub(super) fn read(keys: &Keys, notes: &mut Vec<String>) -> Result<Rope, ConfigError> {

@@ -9,9 +9,9 @@ use super::layers::{Form, heads, is_adapter, layers};
 pub struct LinearLayer {
     /// Name of the weight.
     pub weight: String,
-    /// Columns of its input.
+    /// Columns of the module's input.
     pub input: usize,
-    /// Columns of its result.
+    /// Columns of the module's result.
     pub output: usize,
     /// Whether its model stores the weight `(in, out)`.
     pub transposed: bool,

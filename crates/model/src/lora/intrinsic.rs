@@ -38,9 +38,9 @@ pub struct Intrinsic {
 /// The coordinates that move a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coordinates {
-    /// Their name.
+    /// Name of the coordinates.
     pub name: String,
-    /// How many there are.
+    /// Number of coordinates.
     pub count: usize,
     /// Stream of random numbers from which the parameter's projection is drawn.
     pub stream: u64,

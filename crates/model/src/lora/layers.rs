@@ -20,13 +20,13 @@ pub enum Form {
 /// A module and the adapter it has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
-    /// Its name; `<module>.weight` is the frozen weight.
+    /// The module's name; `<module>.weight` is the frozen weight.
     pub module: String,
-    /// How it uses its weight.
+    /// How the module uses its weight.
     pub form: Form,
     /// Columns of its input; words of a table.
     pub input: usize,
-    /// Columns of its result.
+    /// Columns of the module's result.
     pub output: usize,
     /// Rows of `A` and columns of `B`.
     pub rank: usize,

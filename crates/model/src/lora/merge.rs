@@ -156,7 +156,7 @@ impl RowLengths {
         self.squares.iter().map(|square| square.sqrt() as f32)
     }
 
-    /// The squares of those lengths.
+    /// The squared lengths of the rows.
     pub fn squares(&self) -> impl Iterator<Item = f32> {
         self.squares.iter().map(|&square| square as f32)
     }

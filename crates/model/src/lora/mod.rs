@@ -65,7 +65,7 @@ pub use unsupported::{Unsupported, WayOut};
 /// Adapters that are trained instead of the model's own weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
-    /// How they change their modules.
+    /// How the adapters change their modules.
     pub kind: AdapterKind,
     /// Rows of `A` and columns of `B`, unless a pattern gives another number.
     pub rank: usize,

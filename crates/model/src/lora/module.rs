@@ -4,10 +4,10 @@ use plimsoll_graph::{Graph, Node, Op, Value};
 
 /// A linear layer: its operands in the new graph.
 pub(super) struct Module {
-    /// Its input, `(…, in)`.
+    /// The module's input, `(…, in)`.
     pub(super) x: Value,
     weight: Value,
-    /// Its own bias, `(out)`.
+    /// The module's own bias, `(out)`.
     pub(super) bias: Option<Value>,
     transposed: bool,
 }

@@ -56,7 +56,7 @@ pub struct AdapterConfig {
 /// A class of transformers; PEFT's `auto_mapping`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseClass {
-    /// Its name, such as `BertForMaskedLM`.
+    /// The name of the model's class, such as `BertForMaskedLM`.
     pub class: String,
     /// The `model_type` of its models, such as `bert`.
     pub family: String,

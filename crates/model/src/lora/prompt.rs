@@ -22,13 +22,13 @@ const SPREAD: f32 = 1.0;
 /// Trained vectors of a model, and the figures of the model that PEFT's file states beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VirtualTokens {
-    /// How many vectors.
+    /// The number of vectors.
     pub count: usize,
-    /// Columns of each, those of the model's table of words.
+    /// Columns of each vector, those of the model's table of words.
     pub width: usize,
     /// Layers of the model.
     pub layers: usize,
-    /// Heads of its attention.
+    /// Heads of the model's attention.
     pub heads: usize,
 }
 

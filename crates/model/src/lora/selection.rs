@@ -55,7 +55,7 @@ impl Excluded {
 /// Layers that get adapters, where not all do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerChoice {
-    /// Their numbers, from 0.
+    /// The numbers of the layers, from 0.
     pub numbers: Vec<usize>,
     /// Expressions for the name before the number, tried in order; any name where there is none.
     pub patterns: Vec<Pattern>,

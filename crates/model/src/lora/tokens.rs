@@ -39,9 +39,9 @@ pub struct TokenAdapter {
     pub rows: Vec<usize>,
     /// Columns of the table.
     pub width: usize,
-    /// Whether rows of it are read.
+    /// Whether rows of the table are read as embeddings.
     reads: bool,
-    /// Whether it is the output head.
+    /// Whether the table is also the output head.
     writes: bool,
 }
 

@@ -43,7 +43,7 @@ pub enum Lane {
 }
 
 impl Lane {
-    /// All of them.
+    /// All lanes.
     pub const ALL: [Lane; 4] = [Lane::ToHost, Lane::FromHost, Lane::DiskWrite, Lane::DiskRead];
 
     /// The lane between the arena and a tier.
@@ -72,7 +72,7 @@ impl Lane {
 pub struct Link {
     /// The other end.
     pub tier: Tier,
-    /// Bytes that may lie there.
+    /// Bytes that the tier may hold.
     pub room: u64,
     /// Places in the tier are multiples of this, and smaller buffers are not worth sending.
     pub block: u64,

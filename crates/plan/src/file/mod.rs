@@ -36,14 +36,14 @@ const VERSION: u64 = 4;
 /// Why a file is not a plan that may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlanFileError {
-    /// It is not JSON, or holds something else.
+    /// The file is not JSON, or holds something other than a plan.
     NotAPlan(String),
-    /// It was written by another version.
+    /// The file was written by another version.
     Version {
         /// As the file says.
         found: u64,
     },
-    /// Its contents changed after it was written.
+    /// The file's contents changed after it was written.
     Damaged,
     /// A field is missing or makes no sense.
     Field {
@@ -52,7 +52,7 @@ pub enum PlanFileError {
         /// The kind of entry that belongs there.
         expected: &'static str,
     },
-    /// It was made for something else.
+    /// The plan was made for something else.
     Differs {
         /// The part that differs.
         what: &'static str,
@@ -61,7 +61,7 @@ pub enum PlanFileError {
     },
     /// The judge refused a schedule.
     Refused {
-        /// Which.
+        /// The name of the schedule.
         schedule: &'static str,
         /// Why.
         error: ReplayError,
@@ -157,7 +157,7 @@ impl Saved {
             Some(Some(found)) => return Err(PlanFileError::Version { found }),
             _ => return Err(PlanFileError::NotAPlan("it has no version `plimsoll_plan`".into())),
         }
-        // It is large, so it is moved rather than copied.
+        // The plan is large, so it is moved rather than copied.
         let body = file.get_mut("plan").map(Value::take);
         let body = body.ok_or_else(|| PlanFileError::NotAPlan("it has no `plan`".into()))?;
         if file.get("hash").and_then(Value::as_str) != Some(&hash(&body.to_string())) {

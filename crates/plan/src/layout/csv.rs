@@ -37,7 +37,7 @@ pub struct Table {
 /// Why a text is no such file, with the line it is about, from 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvError {
-    /// Where.
+    /// The line of the fault.
     pub line: usize,
     /// The fault.
     pub fault: CsvFault,
@@ -46,21 +46,21 @@ pub struct CsvError {
 /// The fault of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CsvFault {
-    /// There is not even a header.
+    /// The file has not even a header.
     Empty,
     /// The header lacks a column.
     Missing {
-        /// Its name.
+        /// Name of the column.
         column: &'static str,
     },
     /// The header names a column twice.
     Twice {
-        /// Its name.
+        /// Name of the column.
         column: String,
     },
     /// The header has a column whose meaning would be lost.
     NotUnderstood {
-        /// Its name.
+        /// Name of the column.
         column: String,
     },
     /// A row has more or fewer fields than the header.
@@ -72,7 +72,7 @@ pub enum CsvFault {
     },
     /// A field that must be a whole number is none, or too large a one.
     NotANumber {
-        /// Name of its column.
+        /// Name of the number's column.
         column: &'static str,
         /// The text of the field.
         text: String,

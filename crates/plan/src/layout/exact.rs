@@ -43,7 +43,7 @@ const OPERATIONS_PER_SLOT: u64 = 10;
 pub(super) enum Outcome {
     /// With a layout.
     Found,
-    /// There is none.
+    /// No layout fits.
     Impossible,
     /// Unknown: the operations ran out.
     Unfinished,

@@ -169,13 +169,13 @@ struct Attempt<'a> {
     peak: u64,
     /// The peak that is aimed at.
     goal: u64,
-    /// Set where the only question is whether a layout of this size exists.
+    /// The size that is enough, if the only question is whether a layout of that size exists.
     enough: Option<u64>,
-    /// No layout of this part is smaller than this.
+    /// A proven lower bound on the size of any layout of this part.
     proven: u64,
     /// Bytes alive at the fullest moment of each slot.
     fullest: Vec<u64>,
-    /// Every peak that can occur is a multiple of this.
+    /// Every possible peak is a multiple of this number of bytes.
     grain: u64,
     operations: u64,
 }

@@ -10,7 +10,7 @@
 use super::preference::PseudoRandom;
 use super::slot::Slot;
 
-/// Which cuts are made.
+/// How pieces are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cuts {
     /// Straight through.

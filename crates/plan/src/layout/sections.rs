@@ -19,16 +19,16 @@ use super::slot::Slot;
 /// Slots whose lifetimes are ranges of sections, sorted by where they begin.
 #[derive(Clone, Debug)]
 pub(super) struct Sections {
-    /// Index of each slot in the list it came from.
+    /// Index of each slot in the original list.
     pub(super) origin: Vec<usize>,
     pub(super) bytes: Vec<u64>,
     /// First section of each slot. Never falls from one slot to the next.
     pub(super) first: Vec<usize>,
-    /// One past its last section.
+    /// One past the last section of each slot.
     pub(super) last: Vec<usize>,
     /// Length of its lifetime in the caller's unit of time.
     pub(super) duration: Vec<u64>,
-    /// How many sections there are.
+    /// The number of sections.
     pub(super) count: usize,
 }
 

@@ -3,7 +3,7 @@
 /// A lifetime that needs a place in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// First action that touches it.
+    /// First action that touches the slot.
     pub start: usize,
     /// One past the last action that touches it.
     pub end: usize,

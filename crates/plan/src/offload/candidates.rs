@@ -48,7 +48,7 @@ pub(crate) struct Recomputation {
     pub(crate) rung: Option<TransientBytes>,
     /// A lower bound on a micro-batch's time that needs no order.
     pub(crate) least_seconds: f64,
-    /// Whether it goes with state that is away.
+    /// Whether the virtual budget is combined with state that is away.
     pub(crate) goes_with_away: bool,
     order: OnceCell<Option<Ordered>>,
 }
@@ -65,9 +65,9 @@ pub(crate) struct Ordered {
 pub(crate) struct ResidencyOption {
     /// Bytes of state that are away.
     pub(crate) away: u64,
-    /// Which state that is.
+    /// The state that is away.
     pub(crate) state: StateAway,
-    /// Bytes of it in the arena.
+    /// Bytes of state that stay in the arena.
     pub(crate) resident: u64,
     /// Least time to fetch each weight that is away once.
     pub(crate) weights_seconds: f64,

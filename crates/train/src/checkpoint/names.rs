@@ -51,7 +51,7 @@ impl Name {
         format!("{}{}", self.kind.prefix(), self.step)
     }
 
-    /// Where it lies.
+    /// The path of the checkpoint in `folder`.
     pub(super) fn path(self, folder: &Path) -> PathBuf {
         folder.join(self.text())
     }

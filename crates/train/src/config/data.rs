@@ -273,7 +273,7 @@ impl Config {
 
     fn open_plain(&self) -> Result<OpenedData, TrainError> {
         if matches!(self.model.architecture, Architecture::Bert(_)) {
-            // Shown the next word, a model that reads both ways learns to copy.
+            // A model that reads in both directions sees the next word, so it would learn to copy it.
             return Err(mistake(
                 "BERT learns from masked words or labels: give --data with a text or .jsonl, and --tokenizer where the model has none",
             ));

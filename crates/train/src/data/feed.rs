@@ -88,7 +88,7 @@ impl Feed {
         self.labels.as_deref()
     }
 
-    /// The inputs.
+    /// The inputs of the micro-batch.
     pub fn inputs(&self) -> Inputs<'_> {
         let targets = self.labels.as_ref().unwrap_or(&self.rows.targets);
         let mut all = [("tokens", Data::I32(&self.rows.tokens)); 5];

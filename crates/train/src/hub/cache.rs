@@ -25,7 +25,7 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) struct CachedModel {
     /// The cache.
     pub(super) root: PathBuf,
-    /// The name of the model's folder in it.
+    /// The name of the model's folder in the cache.
     pub(super) name: String,
 }
 

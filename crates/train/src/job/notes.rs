@@ -32,7 +32,7 @@ pub enum Note {
     },
     /// Tokens begin in a prompt and reach into its answer; they are learned.
     Seams {
-        /// How many.
+        /// The number of samples or parts that are left out.
         count: u64,
     },
     /// Samples are to be shown, but the data is synthetic.

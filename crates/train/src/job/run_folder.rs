@@ -73,9 +73,9 @@ pub(super) struct RunFolder {
 pub struct DiskNeed {
     /// The most checkpoints at one time, beyond those that exist now.
     pub checkpoints: u64,
-    /// Bytes of each.
+    /// Bytes of each checkpoint.
     pub each: u64,
-    /// Bytes of all of them and of the trained model.
+    /// Bytes of all these checkpoints and of the trained model.
     pub all: u64,
     /// Bytes that are free, if the system tells.
     pub free: Option<u64>,

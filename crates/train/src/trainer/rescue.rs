@@ -48,7 +48,8 @@ impl Trainer {
         told.tell_notes(checkpoints);
     }
 
-    /// Saves the state and reports where; `None` if that failed, or if it is a regular checkpoint.
+    /// Saves the state and reports where. Returns `None` if saving failed, or if the state is saved as a regular
+    /// checkpoint.
     fn save_rescued<E: fmt::Display>(
         &self,
         fault: &TrainError,

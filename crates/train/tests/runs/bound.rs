@@ -23,7 +23,8 @@ fn arenas_stay_within_a_twentieth_of_the_liveness_bound() {
             for strategy in strategies.clone() {
                 for scratch in [Scratch::Best, Scratch::Least] {
                     let plan = plan(&program, strategy, scratch).unwrap();
-                    // State is the same in both and would hide a difference.
+                    // State takes the same bytes in the plan and in the bound, and would hide a difference between
+                    // them.
                     let persistent: u64 = plan.states.iter().map(|range| range.bytes).sum();
                     let transient = (plan.arena_bytes.0 - persistent) as f64;
                     let ratio = transient / (plan.liveness_bound - persistent) as f64;

@@ -382,7 +382,7 @@ fn state_takes_the_bytes_one_computes_by_hand() {
                     2 * one
                 }
                 OptimizerKind::Muon | OptimizerKind::Lion | OptimizerKind::Lion8bit => one,
-                // Two numbers in each of 16 dimensions for each line of the longer side, and a norm.
+                // For each line of the longer side: two moments in each of 16 dimensions, and a norm.
                 OptimizerKind::Apollo => 2 * 16 * one / shape[0].min(shape[1]) + 4,
                 OptimizerKind::Mezo | OptimizerKind::Es => unreachable!("has no gradients"),
             };

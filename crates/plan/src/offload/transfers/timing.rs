@@ -230,8 +230,8 @@ impl<'a> Placing<'a> {
         (of == instance).then_some(part)
     }
 
-    /// Gives every gap its transfers, and the users after it an instance of their own. Returns whether the tier has
-    /// room.
+    /// Adds the transfers of every gap, and gives the users after a gap an instance of their own. Returns whether the
+    /// tier has room.
     fn split(&mut self, transfers: &Transfers) -> bool {
         let mut next_offset = transfers.taken;
         let mut gaps = self.by_instance(transfers.instances).into_iter().peekable();

@@ -25,7 +25,7 @@ pub(super) struct Renderings<'a> {
 pub(super) struct Part {
     pub(super) messages: Vec<usize>,
     pub(super) text: String,
-    /// The places of contents in the text; none if a rendering with marks has another text.
+    /// Where the contents of messages lie in the text. None if marking the contents changes the rendered text.
     marked: OnceCell<Option<Marked>>,
 }
 

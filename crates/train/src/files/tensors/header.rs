@@ -14,9 +14,9 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::StoredTensor;
 
-/// More than a model of 256 experts in 128 layers has together with its optimizer.
+/// The most tensors that a file may have: more than a model of 256 experts in 128 layers with its optimizer.
 const MOST_TENSORS: usize = 1 << 20;
-/// More than any tensor has.
+/// The most extents that a tensor's shape may have.
 const MOST_EXTENTS: usize = 16;
 
 /// Tensors and metadata by name.
