@@ -83,10 +83,10 @@ pub struct Draw<'a> {
 
 /// Something that runs schedules.
 pub trait Device: Send + Debug {
-    /// Its name for people.
+    /// The device's name for people.
     fn name(&self) -> String;
 
-    /// Threads of this machine's processor that it computes with.
+    /// How many threads of this machine's processor the device computes with.
     fn threads(&self) -> usize {
         1
     }

@@ -44,7 +44,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The same from its byte `first` on.
+    /// The same place, from its byte `first` on.
     pub(crate) fn from(self, first: u64) -> Place {
         Place { offset: self.offset + first, ..self }
     }
@@ -70,7 +70,7 @@ fn with_piece<T>(count: usize, body: impl FnOnce(&mut [u8], usize) -> T) -> T {
     if count <= SMALL_PIECE {
         return body(&mut [0; WIDEST * SMALL_PIECE], SMALL_PIECE);
     }
-    // A transfer has a fixed cost, so there are few of them.
+    // A transfer has a fixed cost, so elements are sent in few large pieces.
     let elements = count.min(PIECE);
     body(&mut vec![0; WIDEST * elements], elements)
 }

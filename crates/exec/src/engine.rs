@@ -440,7 +440,8 @@ fn reach(schedule: &Schedule, action: &Action) -> u64 {
         Action::Start { copy } | Action::Wait { copy } => {
             schedule.copies[*copy].buffer().as_ref().map_or(0, end)
         }
-        // Their bytes are counted where the transfers and exchanges belong.
+        // The bytes of these transfers and exchanges are counted in the schedule and at the node to which they
+        // belong.
         Action::Await { .. } | Action::Settle { .. } | Action::StartNext { .. } => 0,
     }
 }

@@ -19,7 +19,7 @@ use crate::ExecError;
 /// An instruction path; a later one is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Instructions {
-    /// Those that every processor has.
+    /// Instructions that every processor has.
     Portable,
     /// AVX2 with fused multiply-add.
     Avx2,
@@ -45,7 +45,7 @@ impl Instructions {
         Instructions::ALL.into_iter().filter(|path| path.is_here()).collect()
     }
 
-    /// Its name, as it is typed.
+    /// The name of the path, as users type it.
     pub fn name(self) -> &'static str {
         match self {
             Instructions::Portable => "portable",
@@ -73,7 +73,7 @@ impl Instructions {
         }
     }
 
-    /// Whether this machine's processor has them.
+    /// Whether this machine's processor has these instructions.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_here(self) -> bool {
         self == Instructions::Portable

@@ -21,7 +21,7 @@ use crate::init;
 use crate::own_range::Share;
 
 impl Engine {
-    /// Names and types of all state, as it lies in the arena.
+    /// Names and types of all state, as the arena stores it.
     pub fn states(&self) -> impl Iterator<Item = (&str, Type)> {
         self.states.iter().map(|(name, place)| (name.as_str(), place.ty))
     }

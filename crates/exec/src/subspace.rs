@@ -118,7 +118,7 @@ mod tests {
             coordinates.sort_unstable();
             assert_eq!(coordinates, (0..10).collect::<Vec<_>>());
         }
-        // 1000 draws of ten: standard deviation 9.5 of each count.
+        // 1000 draws of one in ten: each count has mean 100 and standard deviation 9.5.
         assert!(turned.iter().all(|&count| (60..=140).contains(&count)), "{turned:?}");
         let negative = (0..10_000).filter(|&element| projection.is_negative(element)).count();
         assert!((4800..=5200).contains(&negative), "{negative}");

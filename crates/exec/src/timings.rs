@@ -55,7 +55,7 @@ pub struct Paces<'a> {
 struct OpClass<'a> {
     /// Name of the op without its attributes and types.
     name: &'a str,
-    /// Whether it has products.
+    /// Whether the op computes products.
     products: bool,
 }
 

@@ -16,14 +16,14 @@ pub(crate) struct Splice {
 }
 
 impl Splice {
-    /// The graph without nodes, and its nodes.
+    /// Takes the nodes out of a graph, and returns them beside the graph without nodes.
     pub(crate) fn of(mut graph: Graph) -> (Splice, Vec<Node>) {
         let nodes = std::mem::take(&mut graph.nodes);
         let places = Vec::with_capacity(nodes.len());
         (Splice { graph, nodes: Vec::new(), places }, nodes)
     }
 
-    /// A node of the old list takes its place.
+    /// Appends the next node of the old list.
     pub(crate) fn keep(&mut self, node: Node) {
         self.places.push(self.nodes.len());
         self.nodes.push(node);

@@ -17,7 +17,7 @@ use crate::memory::{Budget, BudgetError, MemoryError, Size};
 pub struct Alternative {
     /// Flags to type beside the rest.
     pub flags: String,
-    /// Its effect.
+    /// The effect of the setting.
     pub why: String,
 }
 

@@ -391,7 +391,7 @@ fn planned_bytes_are_measured_bytes_however_tokens_are_routed() {
     assert!(sent(&run).iter().all(|layer| layer == &[share; 4]), "{:?}", sent(&run));
 }
 
-/// Of each layer the copies sent to each expert in the last step.
+/// For each layer, the number of copies sent to each expert in the last step.
 fn sent(run: &Run) -> Vec<Vec<f32>> {
     let tallies = run.states_of(|kind| kind == StateKind::Tally).map(|(name, _)| name.to_owned());
     let sent = |name: String| {
@@ -416,7 +416,7 @@ fn route_evenly(run: &mut Run, like: &Batch) -> Batch {
                 let distance = (kind(index) + 4 - column % 4) % 4;
                 *number = if column < 4 && distance < 2 { 2.0 - distance as f32 } else { 0.0 };
             } else if name.ends_with("o_proj.weight") || name.contains("experts.w2") {
-                // Every layer leaves the embedding as it is.
+                // Zeros here make every layer leave the embedding as it is.
                 *number = 0.0;
             }
         }

@@ -327,7 +327,7 @@ fn tables_of_layouts() {
     strike("layout", &[plain, more].map(|text| text.as_bytes().to_vec()), |bytes| {
         let table = Table::parse(&String::from_utf8_lossy(bytes)).map_err(|fault| fault.to_string())?;
         let made = solve(table.slots(), None, Effort { operations: 10_000 });
-        // Its own output is a table of the same slots.
+        // The printed table must parse as a table of the same slots.
         let again = Table::parse(&table.with_offsets(&made.offsets)).map_err(|fault| fault.to_string());
         assert_eq!(again.unwrap().slots(), table.slots());
         Ok(())

@@ -390,7 +390,7 @@ fn bytes_in_the_order_of_a_gpu_are_refused() {
         QuantisedTensor::find(&folder, weight).map(|found| found.unwrap().form).map_err(|why| why.to_string())
     };
     assert_eq!(find(tensors.tensors()), Ok(Quantised::Int8));
-    // The first releases wrote rows and said nothing of it.
+    // The first releases did not state that quantised weights are stored in rows.
     let without = tensors.tensors().into_iter().filter(|(name, _)| name != order);
     assert_eq!(find(without.collect()), Ok(Quantised::Int8));
     let tiles = TensorView::new(safetensors::Dtype::U8, vec![], &[2]).unwrap();

@@ -154,7 +154,7 @@ widest! {
 /// The moments of a projection and their rates.
 struct Moments {
     rank: usize,
-    /// `β` and `1 − β` of each.
+    /// `β` and `1 − β` of each moment.
     first: [f32; 2],
     second: [f32; 2],
     epsilon: f32,

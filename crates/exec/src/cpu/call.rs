@@ -33,7 +33,7 @@ unsafe impl Sync for CpuOperand {}
 pub struct ScratchMemory {
     /// First byte, aligned for floats.
     pub pointer: *mut u8,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: usize,
 }
 

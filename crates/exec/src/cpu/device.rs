@@ -252,7 +252,7 @@ impl Device for CpuDevice {
         self.tickets = vec![0; space.transfers];
         (self.before, self.last, self.expected) = ([0; 2], None, None);
         self.ahead = Ahead { of: None, started: Vec::with_capacity(space.transfers) };
-        // Its threads end before the bytes they copy are freed.
+        // The disk's threads end here, before the bytes that they copy are freed.
         self.disk = None;
         self.disk = match (&self.offload_folder, space.disk) {
             (_, 0) => None,

@@ -167,7 +167,7 @@ unsafe impl Send for Transfer {}
 #[derive(Debug)]
 struct Ends {
     file: File,
-    /// Addresses in memory that are multiples of this need no bounce buffer.
+    /// A copy needs no bounce buffer if its address in memory is a multiple of this number.
     memory: usize,
 }
 

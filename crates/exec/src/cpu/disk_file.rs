@@ -44,7 +44,7 @@ pub(super) fn reserve(file: &File, folder: &Path, bytes: u64, zeros: &[u8]) -> i
     }
 }
 
-/// Takes the space by writing all of it, once it is known to be there.
+/// Takes the space by writing all of it, once the file system has said that it has room.
 fn fill(file: &File, folder: &Path, bytes: u64, zeros: &[u8]) -> io::Result<()> {
     if free_disk_bytes(folder)? < bytes {
         return Err(io::Error::from(io::ErrorKind::StorageFull));

@@ -15,7 +15,7 @@ use super::simd::widest;
 
 /// A stored number.
 pub(super) trait Element: Copy + Send + Sync + 'static {
-    /// Its type.
+    /// The element type in a graph.
     const DTYPE: DType;
     /// Whether it holds every f32, so that intermediate results may be stored in its place.
     const WHOLE: bool;

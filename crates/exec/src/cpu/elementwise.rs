@@ -165,7 +165,7 @@ mod tests {
         x.iter().zip(y).map(|(&x, &y)| f(x.into(), y.into())).collect()
     }
 
-    /// Numbers far into both tails.
+    /// Numbers that reach far in both directions from zero.
     fn wide(count: usize) -> Vec<f32> {
         numbers(count, 5).iter().map(|x| x * x * x * 2.0).collect()
     }

@@ -45,7 +45,7 @@ pub(super) fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usi
     Some(Workspace { least: one.least, best: one.best * shares as u64 })
 }
 
-/// Which of the three products it is.
+/// Which of the three products of a grouped linear layer.
 #[derive(Clone, Copy)]
 struct Form {
     kind: Kind,

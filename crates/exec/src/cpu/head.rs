@@ -140,7 +140,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Some rows at once, with their logits and a number for each.
+/// The rows that are worked on together, with their logits and one number for each row.
 struct Chunk<'a> {
     /// The number of the first row.
     first: usize,

@@ -36,7 +36,7 @@ pub(super) trait Elementwise<const IN: usize, const OUT: usize>: Sync {
 
 /// Work to be compiled for each instruction set: the generic counterpart of [`widest!`](super::simd).
 pub(super) trait Work {
-    /// Its result.
+    /// The result of the function.
     type Output;
     /// Does it. Implementations must be `#[inline(always)]`.
     fn run(self) -> Self::Output;

@@ -243,7 +243,7 @@ impl<'a> Room<'a> {
     }
 }
 
-/// The first `len` numbers of each part, as far as it has any.
+/// The first `len` numbers of each part, or fewer if the part is shorter.
 fn beginnings<'a>(parts: &'a mut [&mut [f32]; 2], len: usize) -> [&'a mut [f32]; 2] {
     parts.each_mut().map(|part| {
         let len = len.min(part.len());
@@ -355,7 +355,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Turns `hidden` into its gradient and adds to those of the weights.
+    /// Replaces `hidden` by its gradient and adds to the gradients of the weights.
     fn backward(
         &self,
         tile: &Tile,

@@ -32,7 +32,7 @@ const SQUARE: usize = 16;
 /// Bytes one thread moves at a time.
 const PIECE_BYTES: usize = 4 * PIECE;
 
-/// Equal runs of bytes, at regular distances on both sides.
+/// Runs of bytes of one length, at regular distances in the source and in the destination.
 #[derive(Clone, Copy)]
 struct Runs {
     from: *const u8,

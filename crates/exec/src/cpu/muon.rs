@@ -165,7 +165,7 @@ fn orthogonalise(sides: Sides, x: &mut [f32], scratch: &mut [f32]) {
     }
 }
 
-/// Divides a matrix by its norm.
+/// Divides a matrix by its Frobenius norm.
 fn normalise(x: &mut [f32]) {
     let squares: f64 = x.chunks(PIECE).map(|part| f64::from(reduce::dot(part, part))).sum();
     let inverse = (1.0 / squares.sqrt().max(f64::from(Muon::LEAST_NORM))) as f32;

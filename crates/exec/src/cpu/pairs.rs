@@ -46,9 +46,9 @@ pub(super) unsafe fn pack_pairs(from: View, lines: usize, width: usize, depth: u
 
 /// A number that bf16 holds.
 trait Half: Copy {
-    /// Its bits in the upper half of a word.
+    /// The bits of the number in the upper half of a word.
     fn upper(self) -> u32;
-    /// Its bits in the lower half of a word.
+    /// The bits of the number in the lower half of a word.
     fn lower(self) -> u32;
     /// Eight neighbours as four words, each the float with the same bits. Neither this function nor its callers use
     /// closures: a closure that is not inlined is compiled without its caller's vector instructions.

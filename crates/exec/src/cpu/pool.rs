@@ -147,7 +147,7 @@ pub(super) fn instructions() -> Instructions {
     PLACE.get().instructions.unwrap_or_else(Instructions::fastest)
 }
 
-/// Where a thread stands.
+/// The pool that a thread works for, and its index there.
 #[derive(Clone, Copy)]
 struct Place {
     /// Null outside any pool.
@@ -197,9 +197,9 @@ struct Shared {
     /// Workers asleep or about to be, less those that have been called. Changed under the lock, read without.
     asleep: AtomicUsize,
     beds: Mutex<Beds>,
-    /// Where workers sleep.
+    /// Workers wait for work here.
     workers: Condvar,
-    /// Where the caller sleeps.
+    /// The caller waits for the workers here.
     caller: Condvar,
 }
 

@@ -152,7 +152,7 @@ pub(super) struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// Which columns.
+    /// The range of columns.
     pub(super) fn range(&self) -> Range<usize> {
         self.range.clone()
     }

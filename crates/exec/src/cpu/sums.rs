@@ -49,11 +49,11 @@ pub(super) trait ColumnTerms: Sync {
 /// Whether sums of columns replace the numbers in their place or add to them.
 #[derive(Clone, Copy)]
 enum Before {
-    /// They are replaced.
+    /// The columns are replaced.
     Nothing,
-    /// The sums are added to them in the end.
+    /// The columns hold addends, to which the sums are added in the end.
     Addend,
-    /// They are the sums of rows that came before.
+    /// The columns hold the sums of the rows before.
     Sums,
 }
 

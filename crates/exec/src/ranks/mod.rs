@@ -115,7 +115,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// The number of this rank.
     fn rank(&self) -> usize;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     fn ranks(&self) -> usize;
 
     /// Begins an exchange, and returns its number. Exchanges of a rank run one after the other.

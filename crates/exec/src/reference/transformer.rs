@@ -140,7 +140,7 @@ impl<'a> Attention<'a> {
     fn sees(&self, b: usize, t: usize, s: usize) -> bool {
         let in_order = !self.mask.causal || s <= t;
         let near = self.mask.window.is_none_or(|window| t.abs_diff(s) < window);
-        // Both are integers held exactly, so comparing for equality is right.
+        // Positions are integers, which floats hold exactly here, so comparing for equality is right.
         let together =
             self.doc_start.is_none_or(|start| start.at(&[b, s]).total_cmp(&start.at(&[b, t])).is_eq());
         in_order && near && together

@@ -150,7 +150,7 @@ impl Recomputation {
         vec![Recomputation::named(strategy, program.pass_seconds(scratch))]
     }
 
-    /// Its order of runs; `None` if the device has no tier.
+    /// The order of runs that the recomputation makes; `None` if the device has no tier.
     pub(crate) fn order<'a>(
         &self,
         part: &Costed,

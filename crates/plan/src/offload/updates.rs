@@ -40,7 +40,7 @@ impl KnownUpdates {
         new
     }
 
-    /// How many there are.
+    /// The number of updates.
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.0.borrow().len()

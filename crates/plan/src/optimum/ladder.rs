@@ -26,7 +26,7 @@ impl Ladder {
     pub(crate) fn falling(self, top: u64) -> impl Iterator<Item = u64> {
         let highest = self.index(top).floor() as i32 + 1;
         let rungs = (0..=highest).rev().map(move |index| self.ratio.powi(index));
-        // Beyond the largest number, a rung would be rounded down to it.
+        // A rung beyond the largest integer would be rounded down to that integer.
         let exact = rungs.filter(|&rung| rung < u64::MAX as f64).map(|rung| rung as u64);
         exact.filter(move |&rung| rung <= top)
     }

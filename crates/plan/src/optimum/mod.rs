@@ -30,7 +30,7 @@ pub(crate) trait Optimum: fmt::Debug {
     /// fastest. Otherwise each budget takes a search, and known plans are used to rule budgets out first.
     fn is_table(&self) -> bool;
 
-    /// The ladder of its budgets.
+    /// The ladder of the budgets that are worth asking for.
     fn ladder(&self) -> Ladder;
 
     /// The budgets to try, falling, where `room` is available. The room decides only the first of them.
@@ -58,7 +58,7 @@ pub(crate) trait Optimum: fmt::Debug {
     /// Predicted time of a micro-batch; infinite where no order was found.
     fn seconds(&self, bytes: TransientBytes) -> f64;
 
-    /// No order that is offered at this budget or a smaller one is faster.
+    /// A lower bound on the time of every order that is offered at this budget or a smaller one.
     fn floor_seconds(&self, bytes: TransientBytes) -> f64;
 
     /// The order of runs.

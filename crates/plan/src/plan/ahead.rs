@@ -97,7 +97,7 @@ fn fetched(schedule: &Schedule, homes: &BTreeSet<(Tier, u64)>, copy: usize) -> O
 
 /// The actions of a schedule from which bytes and lanes are free.
 struct Freed {
-    /// Number of its actions.
+    /// Number of actions of the schedule.
     last: usize,
     /// Ranges of the arena, each with the end of its buffer or of its transfer.
     arena: MeetingRanges,

@@ -58,7 +58,7 @@ impl Draft {
 pub enum PlanError {
     /// Two graphs of the program disagree about a range of state.
     StateDiffers {
-        /// Its name.
+        /// Name of the state.
         name: String,
     },
     /// A table of the draft makes no sense.

@@ -18,7 +18,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Role; 5] = [Role::First, Role::Further, Role::Update, Role::Evaluate, Role::Generate];
 
     /// Schedules that may begin while transfers of this one are open. The judge tries each of these pairs. Before any

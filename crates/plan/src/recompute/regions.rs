@@ -44,7 +44,7 @@ pub(crate) enum Item {
     /// A layer, or several treated as one, that keeps these values and recomputes the other values that its backward
     /// pass reads.
     Layer {
-        /// Their indices.
+        /// The indices of the layers.
         layers: Range<usize>,
         /// Storage values held from its forward pass on.
         keep: Vec<Value>,

@@ -33,7 +33,7 @@ pub struct LabelOp {
     pub deps: Vec<usize>,
     /// Bytes that keeping its output takes.
     pub bytes: u64,
-    /// Cost of running it again.
+    /// Cost of running the node again.
     pub cost: f64,
     /// Whether its output may be kept at all.
     pub keepable: bool,

@@ -28,7 +28,7 @@ use super::solver::{Best, Solver};
 
 /// Rungs to the peak.
 const RUNGS: u64 = 100;
-/// The smallest budget is found to within one part in this many.
+/// The smallest budget is found with a relative error of at most one part in this number.
 const PRECISION: u64 = 500;
 /// Factor on the work of an exact search if the search at the rung above ended.
 const PERSISTENCE: u64 = 20;

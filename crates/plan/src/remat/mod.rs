@@ -74,7 +74,7 @@ pub struct Dag {
 /// One operation and its output.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DagNode {
-    /// Its name.
+    /// The operation's name.
     pub name: String,
     /// Whether it belongs to the backward pass and so runs exactly once, in order.
     pub backward: bool,

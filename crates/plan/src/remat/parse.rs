@@ -18,7 +18,7 @@ use super::{Dag, DagNode};
 /// Why a text is not a training graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ParseError {
-    /// It is not JSON.
+    /// The text is not JSON.
     NotJson(String),
     /// A field is missing or has the wrong kind.
     Field {
@@ -31,7 +31,7 @@ pub enum ParseError {
     DuplicateId(u64),
     /// A link names a node that does not exist.
     UnknownId {
-        /// Which link, counted from 0.
+        /// The link's number, counted from 0.
         link: usize,
         /// The unknown id.
         id: u64,
@@ -40,10 +40,10 @@ pub enum ParseError {
     NotTopological {
         /// Where the link starts.
         source: u64,
-        /// Where it ends.
+        /// Where the link ends.
         target: u64,
     },
-    /// There is nothing to plan.
+    /// The graph has no nodes, so there is nothing to plan.
     Empty,
     /// All outputs or all costs together are more than can be added up.
     TooMuch(&'static str),

@@ -30,16 +30,16 @@ pub enum Unplannable {
     },
     /// More nodes than the planner is built for.
     TooMany {
-        /// How many there are.
+        /// The number of nodes.
         nodes: usize,
-        /// How many there may be.
+        /// The most nodes that a graph may have.
         most: usize,
     },
     /// More forward nodes than the planner is built for.
     TooLarge {
-        /// How many there are.
+        /// The number of forward nodes.
         forward: usize,
-        /// How many there may be.
+        /// The most forward nodes that a graph may have.
         most: usize,
     },
 }

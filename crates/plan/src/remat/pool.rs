@@ -31,7 +31,7 @@ pub(crate) struct Pool {
 /// The sets that keep the values crossing the same cuts.
 #[derive(Clone, Debug)]
 struct Family {
-    /// Numbers of the forward nodes that all of them keep.
+    /// Numbers of the forward nodes that all sets of the family keep.
     cut: Vec<usize>,
     /// Their other kept nodes: bytes rising, so that cost falls and peaks mostly rise.
     points: Vec<Label>,

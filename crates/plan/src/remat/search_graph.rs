@@ -20,9 +20,9 @@ use super::set::Set;
 /// The treatment of forward nodes that are not simply rerunnable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Oddities {
-    /// They run once, in the order of their ids.
+    /// Oddities run once, in the order of their ids.
     Once,
-    /// They are left out; their cost is counted.
+    /// Oddities are left out; their cost is counted.
     Removed,
 }
 

@@ -32,7 +32,7 @@ pub enum Violation {
     Missing {
         /// The node that ran.
         node: usize,
-        /// The output that it lacked.
+        /// The node whose output was missing.
         source: usize,
     },
     /// A backward node ran a second time, or out of order.

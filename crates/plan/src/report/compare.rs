@@ -23,7 +23,7 @@ pub struct Compared {
     pub step_seconds: f64,
     /// Time relative to keeping everything at the common micro-batch, less 1.
     pub slowdown: f64,
-    /// Whether it fits the request's budget.
+    /// Whether the plan fits the request's budget.
     pub fits: bool,
 }
 

@@ -13,7 +13,7 @@ use crate::search::Choice;
 pub enum Persist {
     /// This many micro-batches are summed.
     Summed(usize),
-    /// The norm of all of them must be known before any is applied.
+    /// Clipping needs the norm of all gradients before any of them is applied.
     Clipped,
     /// Separate updates after the backward pass were requested, or the program has no others.
     Separate,

@@ -32,9 +32,9 @@ pub use traffic::{Traffic, traffic, wire_bytes};
 /// Layers that are treated alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerReport {
-    /// Their names, consecutive ones as a range: `model.layers.0-4`.
+    /// Names of the layers, consecutive ones as a range: `model.layers.0-4`.
     pub kind: String,
-    /// How many they are.
+    /// The number of layers.
     pub count: usize,
     /// Values that the forward pass leaves for the backward pass.
     pub keep: Vec<String>,
@@ -176,7 +176,7 @@ fn recompute_fraction(graph: &Graph, schedule: &Schedule, facts: &Facts, plan: &
         once += if times > 0 { seconds } else { 0.0 };
         again += f64::from(times.saturating_sub(1)) * seconds;
         if let Op::Mlp(mlp) = graph.node(id).op {
-            // Its derivative computes all but the last product once more.
+            // The network's derivative computes all products but the last once more.
             again += seconds * (mlp.products() - 1) as f64 / mlp.products() as f64;
         }
     }

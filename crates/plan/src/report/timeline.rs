@@ -20,9 +20,9 @@ use crate::schedule::{Buffer, Contents, Schedule};
 /// A buffer as a rectangle: bytes over actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its contents in words.
+    /// The buffer's contents in words.
     pub contents: String,
-    /// Its purpose.
+    /// The buffer's purpose.
     pub purpose: Purpose,
     /// First byte in the arena.
     pub offset: u64,

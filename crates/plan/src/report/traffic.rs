@@ -13,7 +13,7 @@ pub struct Traffic {
     pub wire_bytes: u64,
     /// Predicted time of all exchanges.
     pub seconds: f64,
-    /// The part of it during which a rank computes nothing.
+    /// The part of that time during which a rank computes nothing.
     pub exposed_seconds: f64,
 }
 

@@ -14,9 +14,9 @@ pub enum End {
     Buffer(BufferId),
     /// As many bytes of a tier.
     Tier {
-        /// Which.
+        /// The tier.
         tier: Tier,
-        /// The first of them.
+        /// The first of the bytes in the tier.
         offset: u64,
     },
 }
@@ -57,7 +57,7 @@ impl Copy {
         self.ends().map(|ends| ends.direction)
     }
 
-    /// Its end in the arena; `None` as for [`Copy::direction`].
+    /// The copy's end in the arena; `None` as for [`Copy::direction`].
     pub fn buffer(&self) -> Option<BufferId> {
         self.ends().map(|ends| ends.buffer)
     }
@@ -67,7 +67,7 @@ impl Copy {
         self.ends().map(|ends| (ends.tier, ends.offset))
     }
 
-    /// Both ends; `None` as for [`Copy::direction`].
+    /// Both ends of the copy; `None` as for [`Copy::direction`].
     pub(crate) fn ends(&self) -> Option<Ends> {
         match (self.source, self.destination) {
             (End::Buffer(buffer), End::Tier { tier, offset }) => {

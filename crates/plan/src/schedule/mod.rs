@@ -88,9 +88,9 @@ pub enum Contents {
 /// Bytes with a lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Its contents.
+    /// The buffer's contents.
     pub contents: Contents,
-    /// Its purpose.
+    /// The buffer's purpose.
     pub purpose: Purpose,
     /// Size, rounded up to the device's alignment.
     pub bytes: u64,
@@ -106,9 +106,9 @@ pub struct Buffer {
 /// is fetched for a stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Away {
-    /// Which.
+    /// The state.
     pub state: StateId,
-    /// Where it is.
+    /// The tier on which the state lies.
     pub tier: Tier,
     /// First byte in the tier.
     pub tier_offset: u64,
@@ -121,45 +121,45 @@ pub struct Away {
 pub enum Action {
     /// Executes a node; begins it, where it is an exchange between ranks.
     Run {
-        /// Which.
+        /// The node that runs.
         node: NodeId,
-        /// Buffers of its inputs.
+        /// Buffers of the node's inputs.
         inputs: Vec<BufferId>,
-        /// Buffers of its outputs.
+        /// Buffers of the node's outputs.
         outputs: Vec<BufferId>,
-        /// Its scratch, if it needs any.
+        /// The node's scratch, if it needs any.
         workspace: Option<BufferId>,
         /// Outputs that are added to what their buffer holds, as a set of bits.
         accumulate: u32,
     },
     /// Waits until the exchange between ranks that `node` is has ended.
     Await {
-        /// Which.
+        /// The exchange's node.
         node: NodeId,
     },
     /// Begins the transfer `copy`, an index into the schedule's copies.
     Start {
-        /// Which.
+        /// Index of the copy.
         copy: usize,
     },
     /// Waits until the transfer `copy` is done.
     Wait {
-        /// Which.
+        /// Index of the copy.
         copy: usize,
     },
     /// Waits until at most `left` of the transfers that the schedule before has left open in `lane` are under way.
     Settle {
-        /// Which lane.
+        /// The lane.
         lane: Lane,
-        /// How many may stay under way.
+        /// How many transfers of the lane may stay under way.
         left: usize,
     },
     /// Begins the transfer `copy` of the schedule of `role`, if that one runs next. Else it does nothing, and that schedule
     /// begins the transfer itself.
     StartNext {
-        /// Whose transfer it is.
+        /// Role of the schedule that the transfer belongs to.
         role: Role,
-        /// Which.
+        /// Index of the copy in that schedule.
         copy: usize,
     },
 }

@@ -31,7 +31,7 @@ pub(crate) struct Execution {
 }
 
 impl Execution {
-    /// Its operands in the list of the sequence, inputs first.
+    /// Positions of the run's operands in the list of the sequence, inputs first.
     pub(crate) fn operands(&self) -> Range<usize> {
         self.first as usize..(self.first + self.inputs + self.outputs) as usize
     }

@@ -11,7 +11,7 @@ use crate::recompute::Strategy;
 pub struct Choice {
     /// The plan.
     pub plan: Plan,
-    /// Its graphs, built for the chosen micro-batch.
+    /// The graphs, built for the chosen micro-batch.
     pub program: Program,
     /// Sequences of one micro-batch.
     pub micro_batch: usize,

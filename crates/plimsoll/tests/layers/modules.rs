@@ -26,7 +26,7 @@ pub(crate) struct Modules {
 #[derive(Clone)]
 struct Import {
     name: String,
-    /// The path it comes from.
+    /// The path that the names are imported from.
     from: Vec<String>,
     /// Whether others than the module and its children see it.
     public: bool,

@@ -31,7 +31,7 @@ pub struct Checkpoints {
     limit: Option<usize>,
     /// The plan that the run goes by, as text; each checkpoint keeps it.
     plan: Option<String>,
-    /// Which of them this process may remove.
+    /// Which checkpoints this process may remove.
     ledger: Ledger,
     /// Holds the lock.
     _lock: File,

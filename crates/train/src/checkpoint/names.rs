@@ -56,12 +56,12 @@ impl Name {
         folder.join(self.text())
     }
 
-    /// Where it is written.
+    /// The path under which the checkpoint is written, before it is renamed.
     pub(super) fn temporary(self, folder: &Path) -> PathBuf {
         folder.join(format!("{TEMPORARY}{}", self.text()))
     }
 
-    /// Where it is removed.
+    /// The path to which the checkpoint is renamed before it is removed.
     pub(super) fn discarded(self, folder: &Path) -> PathBuf {
         folder.join(format!("{DISCARDED}{}", self.text()))
     }

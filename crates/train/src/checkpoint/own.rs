@@ -26,7 +26,7 @@ pub(super) struct Ledger {
 
 #[derive(Debug, Default)]
 struct Pages {
-    /// Path and identity of each that is known to be whole and of this run.
+    /// Path and identity of each checkpoint that is known to be whole and of this run.
     known: BTreeMap<PathBuf, String>,
     /// Checkpoints that were found not to be this run's, so that they are neither read nor reported again.
     doubtful: BTreeSet<PathBuf>,

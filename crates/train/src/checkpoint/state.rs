@@ -65,15 +65,15 @@ pub struct EvaluationState {
 /// Sums over the steps since the last record.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unrecorded {
-    /// How many there are.
+    /// The number of steps.
     pub steps: u64,
-    /// The sum of their losses.
+    /// The sum of the steps' losses.
     pub loss: f64,
-    /// Positions in their sequences.
+    /// Positions in the steps' sequences.
     pub tokens: u64,
-    /// Those among them whose target counts.
+    /// Positions whose target counts in the loss.
     pub valid_tokens: u64,
-    /// How long they took.
+    /// Seconds that the steps took.
     pub seconds: f64,
 }
 
@@ -82,7 +82,7 @@ pub struct Unrecorded {
 pub struct Best {
     /// After which step.
     pub step: u64,
-    /// Its value.
+    /// The value of the metric.
     pub metric: f64,
 }
 
@@ -225,9 +225,9 @@ fn no_state(folder: &Path) -> Fault {
 /// A checkpoint that was found whole.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
-    /// Its folder.
+    /// The checkpoint's folder.
     pub path: PathBuf,
-    /// Its description of itself.
+    /// The checkpoint's description of itself.
     pub state: TrainerState,
 }
 

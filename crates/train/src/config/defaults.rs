@@ -43,7 +43,7 @@ pub(super) fn filled(raw: &RawConfig, origin: &Origin, lora: Option<&Lora>, data
     if raw.warmup_ratio.is_none() {
         raw.warmup_steps.get_or_insert(0);
     }
-    // Synthetic data has no end, and a model of it is not worth keeping.
+    // Synthetic data has no end, and a model trained on it is not worth keeping.
     if *data != DataConfig::Synthetic {
         if raw.max_steps.is_none() {
             raw.num_train_epochs.get_or_insert(EPOCHS);

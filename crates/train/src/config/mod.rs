@@ -96,7 +96,7 @@ pub struct OutputConfig {
 pub struct SavingConfig {
     /// Steps between two checkpoints.
     pub every: u64,
-    /// How many are kept; all when absent.
+    /// How many checkpoints are kept; all when absent.
     pub limit: Option<usize>,
     /// Whether the model of the best evaluation is written at the end, in place of the last.
     pub load_best: bool,
@@ -107,7 +107,7 @@ pub struct SavingConfig {
 pub enum Resume {
     /// At the newest whole checkpoint of its folder.
     Latest,
-    /// At this one.
+    /// At the checkpoint of this path.
     From(PathBuf),
 }
 
@@ -120,7 +120,7 @@ pub struct Config {
     pub model: LanguageModel,
     /// Facts about the model beside its shape.
     pub configuration: Configuration,
-    /// Where its weights come from.
+    /// Where the model's weights come from.
     pub origin: Origin,
     /// The adapter to train further.
     pub adapter: Option<AdapterFolder>,
@@ -132,7 +132,7 @@ pub struct Config {
     pub saving: SavingConfig,
     /// The checkpoint to resume from, if any.
     pub resume: Option<Resume>,
-    /// The device it is planned for.
+    /// The device that the run is planned for.
     pub target: Target,
     /// The request to the planner and the run.
     pub options: Options,
@@ -142,9 +142,9 @@ pub struct Config {
     pub length: Length,
     /// The highest learning rate.
     pub learning_rate: f64,
-    /// How it rises.
+    /// How the learning rate rises.
     pub warmup: Warmup,
-    /// How it falls.
+    /// How the learning rate falls.
     pub decay: Decay,
     /// How the distance of probes from the weights falls, for methods without gradients.
     pub noise: Decay,
@@ -306,7 +306,7 @@ impl Config {
 }
 
 impl OutputConfig {
-    /// As it is written.
+    /// The names of both.
     fn names(&self) -> Vec<String> {
         let names = [("tensorboard", self.tensorboard), ("html", self.html)];
         names.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| (*name).to_owned()).collect()

@@ -24,9 +24,9 @@ use crate::settings::RawConfig;
 /// Where a model's weights come from.
 #[derive(Clone, Debug)]
 pub enum Origin {
-    /// They are drawn at random.
+    /// The weights are drawn at random.
     Scratch,
-    /// They were trained before.
+    /// The weights were trained before.
     Pretrained(Box<Pretrained>),
 }
 

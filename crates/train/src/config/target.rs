@@ -21,7 +21,7 @@ pub enum Target {
     Gpu(usize),
     /// A device known by its data sheet only.
     Described {
-        /// Its figures.
+        /// The device's figures.
         spec: DeviceSpec,
         /// Whether the user named only a kind of device, so that plimsoll chooses one.
         assumed: bool,

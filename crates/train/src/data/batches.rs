@@ -33,7 +33,7 @@ pub struct Group {
     pub epoch: u64,
     /// Place in the epoch of its first sequence.
     pub first: u64,
-    /// Sequences in it: the global batch, or the rest of the epoch.
+    /// Sequences in the group: the global batch, or the rest of the epoch.
     pub sequences: u64,
     /// Targets that count in the loss, over all its sequences.
     pub valid_tokens: u64,

@@ -56,7 +56,7 @@ pub(super) struct Notes {
     pub(super) names: Vec<String>,
     /// Samples that were skipped.
     pub(super) skipped: u64,
-    /// The fault of the first of them.
+    /// The fault of the first sample that was passed over.
     pub(super) first_skipped: Option<String>,
     /// Learned tokens that begin before the answer they reach into.
     pub(super) seams: u64,

@@ -165,7 +165,7 @@ impl Shape {
 pub(super) struct Mixed {
     cache: Arc<Cache>,
     packing: Packing,
-    /// Rows of it in an epoch.
+    /// How many rows of the part an epoch sees.
     visits: u64,
     /// The class that each label of the cache stands for; empty when it is the label itself.
     classes: Vec<i32>,
@@ -217,7 +217,7 @@ impl Corpus {
         Corpus { parts, order, shape, rows, bytes: vec![0; 4 * ids.len()], ids }
     }
 
-    /// Checksums of its parts, each with the rows that an epoch sees of it.
+    /// Checksums of the parts, each with the number of its rows that an epoch sees.
     pub(super) fn mark(&self) -> String {
         let part = |part: &Mixed| format!("{:08x} in {} rows", part.cache.sum(), part.visits);
         self.parts.iter().map(part).collect::<Vec<_>>().join(", ")

@@ -26,13 +26,13 @@ pub struct Dataset {
     pub classes: usize,
     /// Samples that were skipped.
     pub skipped: u64,
-    /// The fault of the first of them.
+    /// The fault of the first sample that was passed over.
     pub first_skipped: Option<String>,
     /// Learned tokens that begin before the answer they reach into.
     pub seams: u64,
     /// Samples, or row-long parts of them, that were left out because nothing in them is learned.
     pub untaught: u64,
-    /// How much there is to train on.
+    /// How much data there is to train on.
     pub counts: Counts,
 }
 

@@ -11,12 +11,12 @@ use super::file_kinds::{LISTS, TEXTS};
 /// A fault in the data, not in the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DataError {
-    /// Nothing is there.
+    /// The path does not exist.
     Missing {
         /// The path that was named.
         path: PathBuf,
     },
-    /// It is there, and the system does not let us read it.
+    /// The path exists, but the system does not let us read it.
     Unreadable {
         /// The file or folder.
         path: PathBuf,
@@ -99,7 +99,7 @@ pub enum DataError {
     BadLine {
         /// The file.
         path: PathBuf,
-        /// Its line or row, counted from 1.
+        /// The sample's line or row, counted from 1.
         line: u64,
         /// The fault.
         why: String,
@@ -117,7 +117,7 @@ pub enum DataError {
     NotRendered {
         /// The file of the conversation.
         path: PathBuf,
-        /// Its line or row, counted from 1.
+        /// The sample's line or row, counted from 1.
         line: u64,
         /// The file of the template, where it came from one.
         template: Option<PathBuf>,
@@ -128,7 +128,7 @@ pub enum DataError {
     AnswersUnclear {
         /// The file of the conversation.
         path: PathBuf,
-        /// Its line or row, counted from 1.
+        /// The sample's line or row, counted from 1.
         line: u64,
         /// The file of the template, where it came from one.
         template: Option<PathBuf>,
@@ -139,11 +139,11 @@ pub enum DataError {
     TooLong {
         /// The file.
         path: PathBuf,
-        /// Its line or row, counted from 1; none in a file that is one text.
+        /// The sample's line or row, counted from 1; none in a file that is one text.
         line: Option<u64>,
         /// Bytes that would have to be in memory at once.
         bytes: u64,
-        /// The least budget that has room for them.
+        /// The least budget that has room for the sample.
         least: u64,
     },
     /// All lines were bad, or all texts empty.
@@ -152,7 +152,7 @@ pub enum DataError {
         path: PathBuf,
         /// Samples that were skipped.
         skipped: u64,
-        /// The fault of the first of them.
+        /// The fault of the first sample.
         first: String,
     },
     /// The tokenised data cannot be stored.

@@ -7,7 +7,7 @@ use super::DataError;
 /// Why a sample cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It is broken; others may be whole.
+    /// The sample is broken; others may be whole.
     Sample(String),
     /// No sample of its kind can be used.
     All(DataError),

@@ -13,9 +13,9 @@ pub struct Shown {
     pub row: u64,
     /// Its place among the texts of that row, counted from 1, and how many there are.
     pub place: (usize, usize),
-    /// Its text in order.
+    /// The sample's text in order.
     pub parts: Vec<ShownPart>,
-    /// Its class, where the task is classification.
+    /// The sample's class, where the task is classification.
     pub class: Option<i32>,
 }
 
@@ -24,7 +24,7 @@ pub struct Shown {
 pub struct ShownPart {
     /// The text, special tokens included.
     pub text: String,
-    /// Whether it is learned.
+    /// Whether the part is learned.
     pub learned: bool,
 }
 

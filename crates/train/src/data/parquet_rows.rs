@@ -49,7 +49,7 @@ mod reader {
         name: String,
         /// The column as a table of its own; none if no sample is made of it.
         table: Option<SchemaDescPtr>,
-        /// Its values in the current row group.
+        /// Values of the column in the current row group.
         values: Option<ReaderIter>,
     }
 
@@ -201,7 +201,7 @@ mod reader {
 mod reader {
     use super::{DataError, File, Path, Record, unreadable};
 
-    /// Never there.
+    /// Has no values: without the feature `parquet` no rows are read.
     pub(in crate::data) enum ParquetRows {}
 
     impl ParquetRows {

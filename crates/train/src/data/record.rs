@@ -49,7 +49,7 @@ impl Record {
         }
     }
 
-    /// Its line or row; a piece of text has no number.
+    /// The sample's line or row; a piece of text has no number.
     pub(super) fn line(&self) -> u64 {
         match self {
             Record::Piece { .. } => 1,

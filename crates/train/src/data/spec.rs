@@ -30,7 +30,7 @@ pub enum RowLayout {
 pub struct Part {
     /// `.txt`, `.jsonl`, `.parquet`, or a folder of them.
     pub path: PathBuf,
-    /// How often an epoch sees it.
+    /// How often an epoch sees the part.
     pub weight: f64,
 }
 
@@ -48,7 +48,7 @@ pub enum Validation {
     /// This share of every part, which is then not trained on: whole documents, the same for every seed. If there are
     /// too few documents, the end of the text.
     Share(f64),
-    /// Files of their own.
+    /// Files that are for validation alone.
     Files(Vec<Part>),
 }
 

@@ -51,18 +51,18 @@ pub struct ChatTemplate {
 /// A conversation as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
-    /// All of it.
+    /// The whole text.
     pub text: String,
     /// Byte ranges of the assistant's words in `text`, in order.
     pub answers: Vec<Range<usize>>,
-    /// How they were found.
+    /// How the answers were found.
     pub by: FoundBy,
 }
 
 /// How the assistant's words are found in a rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundBy {
-    /// The template marks them.
+    /// The template marks the answers.
     Marks,
     /// In parts of a long conversation, in linear time.
     Windows,

@@ -38,7 +38,7 @@ pub struct Progress<'a> {
     pub path: &'a Path,
     /// Bytes read so far.
     pub read: u64,
-    /// Bytes there are.
+    /// Bytes of all files.
     pub total: u64,
 }
 
@@ -168,7 +168,7 @@ impl Tokenise<'_> {
         writer: &mut Writer,
     ) -> Result<(), DataError> {
         let result = match result {
-            // Alone it has more room.
+            // Encoded alone, the sample has more room.
             Err(Fault::Unbroken(_)) => encoded(record, self.alone(record)),
             result => result,
         };

@@ -9,7 +9,7 @@ use plimsoll_exec::ExecError;
 /// A fault of a file, with the way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileError {
-    /// Its content is wrong.
+    /// The file's content is wrong.
     Wrong {
         /// The file or folder.
         path: PathBuf,

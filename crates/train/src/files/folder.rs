@@ -15,7 +15,7 @@ use super::{FileError, TensorFile, read_text, stays_inside};
 pub struct ModelFolder {
     path: PathBuf,
     files: Vec<TensorFile>,
-    /// Which of `files` holds a tensor.
+    /// The index in `files` of the file that holds each tensor.
     places: BTreeMap<String, usize>,
 }
 

@@ -56,7 +56,7 @@ use crate::reading;
 pub struct Checksum {
     /// Length in bytes.
     pub bytes: u64,
-    /// SHA-256 of all of it, in hexadecimal.
+    /// SHA-256 of the whole file, in hexadecimal.
     pub sha256: String,
 }
 

@@ -45,9 +45,9 @@ pub struct QuantisedTensor<'a> {
     folder: &'a ModelFolder,
     file: &'a TensorFile,
     name: String,
-    /// Its form.
+    /// The form of the codes.
     pub form: Quantised,
-    /// Its extents `(out, in)`.
+    /// Extents `(out, in)` of the tensor.
     pub shape: [usize; 2],
     /// The element type of its dequantised numbers.
     pub dtype: Dtype,
@@ -265,7 +265,7 @@ impl<'a> QuantisedTensor<'a> {
         self.name.trim_end_matches(".weight")
     }
 
-    /// Names of the tensors that are parts of it.
+    /// Names of the stored tensors that this tensor is made of.
     pub(crate) fn names(&self) -> impl Iterator<Item = String> {
         let module = self.module();
         let beside = BELONGING.iter().map(|suffix| format!("{}{suffix}", self.name));

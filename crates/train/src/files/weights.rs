@@ -149,7 +149,7 @@ pub fn load_weights<'a>(
 /// A piece of a parameter that is a tensor of its own in a file.
 struct Piece<'a> {
     state: &'a str,
-    /// Its first element in the state.
+    /// The first element of the tensor in the state.
     first: usize,
     name: String,
     ty: Type,

@@ -17,7 +17,7 @@ use super::{Checksum, FileError};
 /// Name, type and shape of a tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name in the file.
+    /// The tensor's name in the file.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,

@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(drawn(Sampling { temperature: 0.0, ..Sampling::default() }), [0, 20_000, 0, 0]);
         let two = drawn(Sampling { top_k: Some(2), ..Sampling::default() });
         assert!(two[0] == 0 && two[3] == 0 && two[2] > 4000, "{two:?}");
-        // 0.64, 0.24 and 0.09 of the whole: two of them reach 0.8.
+        // The two likeliest ids have 0.64 and 0.24 of the whole, which reaches 0.8.
         let most = drawn(Sampling { top_p: 0.8, ..Sampling::default() });
         assert!(most[0] == 0 && most[3] == 0 && most[2] > 4000, "{most:?}");
     }

@@ -12,7 +12,7 @@ use crate::files::FileError;
 pub(super) enum Fault {
     /// The model is there, without this.
     Lacks(&'static str),
-    /// It is an adapter and no model.
+    /// The repository holds an adapter and no model.
     Adapter,
     /// The server refuses the list of files.
     NoModel(u16),

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Limits on a server. The defaults suit a slow line; tests set them low.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubLimits {
-    /// Time to look up a server's address, and again to connect to it.
+    /// The most time to look up a server's address, and the most time to connect to it.
     pub connect: Duration,
     /// Time without a single byte after which a connection counts as broken. Another process that downloads the same
     /// file is given the same time.

@@ -50,7 +50,7 @@ impl Hash {
         }
     }
 
-    /// Whether the bytes so far equal the content of a blob of this name.
+    /// Whether the bytes so far equal the content of the blob of this name.
     fn is(&self, name: &str) -> bool {
         match self {
             Hash::Sha256(hash) => hex(&hash.clone().finalize()) == name,

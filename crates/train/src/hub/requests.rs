@@ -52,7 +52,7 @@ pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) headers: HeaderMap,
     pub(super) body: Body,
-    /// Whether it came from the hub itself, without a redirect.
+    /// Whether the answer came from the hub itself, without a redirect.
     pub(super) from_home: bool,
 }
 

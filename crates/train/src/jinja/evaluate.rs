@@ -88,7 +88,7 @@ impl<'a> Run<'a> {
         items.iter().map(|item| self.evaluate(item, scope)).collect()
     }
 
-    /// The first value with this truth, or the last value.
+    /// The value of the first item whose truth is `truth`, or else of the last item.
     fn first_that_is(&mut self, truth: bool, items: &'a [Expression], scope: &Rc<Scope>) -> Answer<Value> {
         let mut value = Value::None;
         for item in items {
@@ -132,7 +132,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The same value, after the work of searching it was counted.
+    /// Counts the work of searching the value, and returns it.
     fn searched<'v>(&self, value: &'v Value) -> Answer<&'v Value> {
         self.meter.work(self.breadth(value) as u64)?;
         Ok(value)

@@ -392,7 +392,7 @@ impl Parser {
     }
 }
 
-/// The only item, or all of them.
+/// The only item, or an error that holds all items if they are more or fewer.
 fn single(mut items: Vec<Expression>) -> Result<Expression, Vec<Expression>> {
     match items.pop() {
         Some(item) if items.is_empty() => Ok(item),

@@ -17,7 +17,7 @@ struct Place {
     indent: usize,
     /// Columns that brackets and commas behind it take.
     behind: usize,
-    /// Whether it is the whole that is printed.
+    /// Whether the value is the whole of what is printed.
     outermost: bool,
 }
 

@@ -19,9 +19,9 @@ use crate::measure::{Measured, committed, timed_machine};
 pub struct OpenedDevice {
     /// The device.
     pub device: Box<dyn Device>,
-    /// Its name, and where its times come from.
+    /// The device's name, and the source of its times.
     pub name: String,
-    /// Where a run on it adds its own times, if they are kept.
+    /// The file to which a run on this device adds its own times, if they are kept.
     pub times: Option<TimesFile>,
     /// Things that a user should know about its times.
     pub notes: Vec<Note>,

@@ -91,7 +91,7 @@ fn device(offload: &Offload) -> u64 {
     fs::metadata(&offload.folder).map_or(0, |data| data.dev())
 }
 
-/// Where they are kept, if there is a folder for them.
+/// The file in which speeds are kept, if there is a folder for it.
 fn file(environment: &Environment) -> Option<PathBuf> {
     environment.cached("disks.json")
 }

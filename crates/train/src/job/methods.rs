@@ -19,7 +19,7 @@ use crate::settings::RawConfig;
 /// A way to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// Its name in the table.
+    /// The method's name in the table.
     pub name: &'static str,
     /// The quality that its authors report, with the source.
     pub quality: &'static str,
@@ -119,7 +119,7 @@ const WITHOUT_MASTER: &str = "bf16";
 struct Asked {
     /// The settings with the method in place of theirs.
     raw: RawConfig,
-    /// Flags that ask for it.
+    /// Flags that ask for the method.
     flags: String,
 }
 
@@ -139,7 +139,7 @@ impl Method {
         }
     }
 
-    /// Flags that ask for it, with weights of this type if one is named.
+    /// Flags that ask for the method, with weights of the type `weights` if one is named.
     fn flags(&self, weights: Option<&str>) -> String {
         let adapters = self.adapters.map(NewAdapters::flags);
         let bits = self.in_four_bits.then(|| "--load-in-4bit".to_owned());
@@ -212,9 +212,9 @@ fn without_adapters(raw: &RawConfig, wanted: bool) -> RawConfig {
 pub struct MethodRow {
     /// The method.
     pub method: Method,
-    /// Flags that ask for it beside the user's.
+    /// Flags that ask for the method, beside the user's.
     pub flags: String,
-    /// Its figures, or why it cannot be asked for.
+    /// The method's figures, or why it cannot be asked for.
     pub figures: Result<MethodFigures, String>,
 }
 

@@ -25,14 +25,14 @@ pub enum Note {
     },
     /// Samples, or parts of them, have nothing to learn within a row and are left out.
     UntaughtSamples {
-        /// How many.
+        /// The number of samples that are left out, whole or in part.
         count: u64,
         /// Tokens of a row.
         seq_len: usize,
     },
     /// Tokens begin in a prompt and reach into its answer; they are learned.
     Seams {
-        /// The number of samples or parts that are left out.
+        /// The number of these tokens.
         count: u64,
     },
     /// Samples are to be shown, but the data is synthetic.
@@ -62,9 +62,9 @@ pub enum Note {
     UnusedTensors(Vec<String>),
     /// The run resumes from a checkpoint.
     Resumed {
-        /// Its last step.
+        /// The run's last step.
         step: u64,
-        /// Its folder.
+        /// The run's folder.
         from: PathBuf,
     },
     /// The best checkpoint so far is gone.
@@ -73,9 +73,9 @@ pub enum Note {
     Changed {
         /// The setting.
         name: &'static str,
-        /// Its value then.
+        /// The setting's value then.
         then: String,
-        /// Its value now.
+        /// The setting's value now.
         now: String,
     },
     /// About checkpoints that were left or set aside.

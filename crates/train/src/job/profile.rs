@@ -14,9 +14,9 @@ use crate::error::TrainError;
 pub struct ProfileLine {
     /// The op with the types of its operands.
     pub op: String,
-    /// How often it runs in a step.
+    /// How often the op runs in a step.
     pub calls: usize,
-    /// Seconds of all of them together.
+    /// Seconds of all these calls together.
     pub seconds: f64,
     /// Floating-point operations of their products.
     pub matmul_flops: f64,

@@ -102,11 +102,11 @@ pub enum Finished {
 /// A step that was better than the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BetterStep {
-    /// Its checkpoint is there.
+    /// The run's checkpoint exists.
     Kept(PathBuf),
-    /// Its checkpoint was removed, as the limit on their number allows.
+    /// The run's checkpoint was removed, as the limit on their number allows.
     Gone,
-    /// Its checkpoint was to be taken and cannot be read.
+    /// The run's checkpoint was to be used and cannot be read.
     Lost {
         /// The step.
         step: u64,

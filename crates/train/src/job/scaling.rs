@@ -21,7 +21,7 @@ const MOST: usize = 1024;
 /// One row: a number of ranks, and the plan of one of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalingRow {
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: usize,
     /// Bytes of the whole process, or of the device, in the smallest plan.
     pub least_bytes: ProcessBytes,

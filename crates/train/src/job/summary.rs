@@ -28,7 +28,7 @@ pub struct Summary {
     pub lower_bound_seconds: f64,
     /// Larger budgets that bring something.
     pub faster: Vec<Point>,
-    /// How long it took to find the plan.
+    /// Seconds that it took to find the plan.
     pub planning_seconds: f64,
     /// Time of the comparison with other plans: the plan without a budget, the optimum inside the budget if a strategy
     /// was fixed, and plans in larger budgets.

@@ -16,9 +16,9 @@ pub enum Stage<'a> {
     },
     /// The download of a file begins.
     Downloading {
-        /// Its name.
+        /// The file's name.
         file: &'a str,
-        /// Its size.
+        /// The file's size.
         bytes: u64,
     },
     /// The run's folder can be written to.

@@ -36,7 +36,7 @@ const LEAST_TOKENS: usize = 32;
 /// Times of small models on a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
-    /// Times of their ops.
+    /// Times of the models' ops.
     pub timings: Timings,
     /// Sizes of models that fitted.
     pub sizes: usize,

@@ -26,7 +26,7 @@ pub(super) struct TimedModel<'a> {
     pub(super) accumulation: usize,
 }
 
-/// How many steps are taken.
+/// The number of steps that are taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps {
     /// Steps before the first that is timed.

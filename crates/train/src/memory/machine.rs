@@ -28,7 +28,7 @@ pub struct Machine {
 /// A processor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cpu {
-    /// As its maker calls it.
+    /// The name that the maker gives the processor.
     pub model: Option<String>,
     /// The vector instructions that it has and kernels use.
     pub features: Vec<&'static str>,

@@ -52,7 +52,7 @@ const NAMES: [(&str, OptimizerKind); 17] = [
 ];
 
 impl OptimizerKind {
-    /// The first of its names.
+    /// The first of the optimizer's names.
     pub fn name(self) -> &'static str {
         NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
@@ -67,7 +67,7 @@ impl OptimizerKind {
         matches!(self, OptimizerKind::Mezo | OptimizerKind::Es)
     }
 
-    /// Whether it keeps moments of large parameters in eight bits.
+    /// Whether the optimizer keeps moments of large parameters in eight bits.
     pub(super) fn keeps_codes(self) -> bool {
         matches!(self, OptimizerKind::AdamW8bit | OptimizerKind::Lion8bit)
     }

@@ -20,9 +20,9 @@ pub struct LowRank {
     pub rank: usize,
     /// Steps after which another projection is drawn.
     pub gap: usize,
-    /// Steps are multiplied by the root of this.
+    /// Steps are multiplied by the root of this number.
     pub scale: f32,
-    /// How many factors a matrix has.
+    /// How many scaling factors a matrix has.
     pub scaling: ApolloScaling,
 }
 

@@ -279,7 +279,7 @@ fn moment(graph: &mut Graph, update: NodeId, output: usize, name: &str) -> State
     graph.value(first).state.map_or(StateId(0), |(state, _)| state)
 }
 
-/// Every parameter that has a gradient, with it.
+/// Every parameter that has a gradient, each with its gradient.
 pub(crate) fn trained(graph: &Graph) -> Vec<(StateId, StateId)> {
     (0..graph.states().len() as u32)
         .map(StateId)

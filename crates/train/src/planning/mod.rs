@@ -79,7 +79,7 @@ impl<F: Fn(usize) -> Result<Graph, GraphError>> Model for F {
 pub struct Planned {
     /// The plan, its graphs, and how the global batch divides.
     pub choice: Choice,
-    /// The budget it was made for.
+    /// The budget that the plan was made for.
     pub budget: Budget,
 }
 

@@ -33,7 +33,7 @@ const BESIDE: &str = ".base_layer.weight";
 /// An adapter in a folder, as the library PEFT writes them.
 #[derive(Clone, Debug)]
 pub struct AdapterFolder {
-    /// Where it is.
+    /// The adapter's folder.
     pub folder: PathBuf,
     /// The contents of its `adapter_config.json`.
     pub config: AdapterConfig,

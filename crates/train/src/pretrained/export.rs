@@ -43,9 +43,9 @@ enum Change {
     Expert(ExpertDelta),
     /// The adapter's folder has it under this name, trained as a whole.
     Replaced(String),
-    /// It is another tensor of the model as it was.
+    /// The tensor is a copy of the original model's tensor of this name.
     Copied(String),
-    /// These rows of it were trained.
+    /// Rows of the tensor were trained.
     Rows(TokenAdapter),
     /// It is moved along these coordinates, from this element of the parameter on.
     Moved(Coordinates, usize),

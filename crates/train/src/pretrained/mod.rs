@@ -41,7 +41,7 @@ const HEAD: [&str; 6] =
 /// A model in a folder.
 #[derive(Clone, Debug)]
 pub struct Pretrained {
-    /// Where it is.
+    /// The model's folder.
     pub folder: PathBuf,
     /// The contents of its `config.json`.
     pub configuration: Configuration,

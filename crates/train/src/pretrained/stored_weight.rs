@@ -5,7 +5,7 @@ use crate::files::{Dtype, FileError, ModelFolder, QuantisedTensor, TensorFile, T
 
 /// Where the numbers of a tensor come from.
 pub(super) enum StoredWeight<'a> {
-    /// A file has them.
+    /// A file holds the numbers.
     Whole(&'a TensorFile),
     /// A file has their codes, in the order of the tensor.
     Coded(QuantisedTensor<'a>),

@@ -408,7 +408,7 @@ impl Run {
         &self.plan
     }
 
-    /// The budget it was made for.
+    /// The budget that the plan was made for.
     pub fn budget(&self) -> Budget {
         self.budget
     }

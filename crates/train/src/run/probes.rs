@@ -118,7 +118,7 @@ impl Probes {
         if self.errors == Some(ErrorsOf::Answers) { self.answers.max(1) as f64 } else { 1.0 }
     }
 
-    /// How many there are.
+    /// The number of probes' directions.
     pub(crate) fn count(&self) -> usize {
         self.losses.len()
     }
@@ -129,7 +129,7 @@ impl Probes {
         ((probe / 2) as i32, if probe.is_multiple_of(2) { size } else { -size })
     }
 
-    /// Takes the sums of this rank as the sums of all ranks: it is alone.
+    /// Takes the sums of this rank, which is alone, as the sums of all ranks.
     pub(crate) fn are_all(&mut self) {
         self.all.copy_from_slice(&self.losses);
     }

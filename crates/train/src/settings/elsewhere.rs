@@ -380,7 +380,7 @@ mod tests {
         no_such_flag(flag, &offered, "plimsoll train --help")
     }
 
-    /// As `train` says it.
+    /// The message of `train` for a flag.
     fn said_by_train(flag: &str) -> String {
         let flags: Vec<String> = SETTINGS.iter().map(Setting::flag).collect();
         no_such_flag(flag, &flags, "plimsoll train --help")

@@ -23,7 +23,7 @@ const LONGEST: u64 = 1 << 20;
 pub struct Flag {
     /// The setting's name.
     pub name: &'static str,
-    /// Its values: one, or as many as a list has.
+    /// The setting's values: one, or as many as a list has.
     pub values: Vec<String>,
 }
 
@@ -149,7 +149,7 @@ fn typed(flag: &Flag) -> Result<Value, String> {
             number.filter(|value| value.as_integer() >= Some(0) || left_open(setting.name, value))
         }
         Kind::Number => text.parse().ok().map(Value::Float),
-        // As Python writes it, too.
+        // Python's `True` and `False` are read too.
         Kind::Switch => text.to_lowercase().parse().ok().map(Value::Boolean),
         Kind::List => Some(list(flag.values.iter().map(String::as_str))),
         Kind::Numbers => numbers(&flag.values),

@@ -63,13 +63,13 @@ pub enum Section {
 pub struct Setting {
     /// Its name in a file; as a flag, dashes may take the place of its underscores.
     pub name: &'static str,
-    /// The kind of its value.
+    /// The kind of the setting's value.
     pub kind: Kind,
     /// Placeholder of its value in a list of flags.
     pub value_name: &'static str,
-    /// Its meaning, with its default.
+    /// The setting's meaning, with its default.
     pub help: &'static str,
-    /// Where it belongs.
+    /// The section of the help that the setting belongs to.
     pub section: Section,
 }
 

@@ -8,7 +8,7 @@ use super::RawConfig;
 /// A setting that checkpoints remember.
 struct Fact {
     name: &'static str,
-    /// Its value among the effective settings, if there is one.
+    /// The setting's value among the effective settings, if there is one.
     value: fn(&RawConfig) -> Option<String>,
     /// Whether a run that resumes may have another value, which is then reported; otherwise it is refused.
     changeable: bool,

@@ -38,7 +38,7 @@ pub struct StepRecord {
     pub lr: f64,
     /// Positions in the sequences of the global batch: sequences × sequence length.
     pub tokens: u64,
-    /// Those among them whose target counts in the loss.
+    /// Positions whose target counts in the loss.
     pub valid_tokens: u64,
     /// `tokens` over the seconds the step took.
     #[serde(with = "finite_or_null")]
@@ -60,12 +60,12 @@ pub struct StepRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename = "evaluation")]
 pub struct EvaluationRecord {
-    /// Steps taken before it.
+    /// Steps taken before the evaluation.
     pub step: u64,
     /// Mean loss over the valid tokens.
     #[serde(with = "finite_or_null")]
     pub eval_loss: f64,
-    /// Its exponential, where words are guessed.
+    /// The exponential of the loss (perplexity), where words are guessed.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "finite_or_null_if_any")]
     pub eval_perplexity: Option<f64>,
     /// Accuracy of a classifier: the share of texts whose likeliest label is right.
@@ -76,7 +76,7 @@ pub struct EvaluationRecord {
     pub eval_f1: Option<f64>,
     /// Number of targets evaluated.
     pub valid_tokens: u64,
-    /// How long it took.
+    /// Seconds that the evaluation took.
     pub seconds: f64,
     /// Whether no evaluation before was as good.
     pub best: bool,
@@ -100,7 +100,7 @@ impl From<Best> for BestRecord {
 /// One of several ranks, at the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankRecord {
-    /// Its number.
+    /// The rank's number.
     pub rank: usize,
     /// The most bytes of its arena that were in use.
     pub peak_bytes: u64,

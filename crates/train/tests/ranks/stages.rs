@@ -81,7 +81,7 @@ fn stages_agree_to_the_bit_where_the_norm_is_not_limited() {
         let [whole, divided] = ["0", "1"].map(|name| train(&stage(name, raw.clone())));
         assert_eq!(bits(&whole.losses), bits(&divided.losses), "{ranks} ranks");
         assert_eq!(parameters(&whole), parameters(&divided), "{ranks} ranks");
-        // Their sums of squares are rounded at other places.
+        // With shards, sums of squares are rounded at other places.
         for (one, other) in whole.norms.iter().zip(&divided.norms) {
             assert!((one - other).abs() <= 1e-6 * one, "{one} {other}");
         }

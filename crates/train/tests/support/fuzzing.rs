@@ -20,7 +20,7 @@ use super::mutate::Mutator;
 
 type Reader = Box<dyn FnMut(&[u8]) + Send>;
 
-/// The reader under test: the driver's callback has no room for it.
+/// The reader under test. It is global because the driver's callback takes no other argument.
 static READER: Mutex<Option<Reader>> = Mutex::new(None);
 
 /// Processor seconds after which the fuzzer ends, as `FUZZ_SECONDS` states them.

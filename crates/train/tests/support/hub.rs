@@ -140,7 +140,7 @@ impl Request {
         file.map_or_else(|| self.path.rsplit('/').next().unwrap_or_default(), |(_, name)| name)
     }
 
-    /// Where the asked range begins.
+    /// First byte of the range that was asked for.
     pub(crate) fn first(&self) -> Option<usize> {
         self.range.strip_prefix("bytes=")?.split_once('-')?.0.parse().ok()
     }

@@ -278,7 +278,7 @@ fn what_is_packed_serves_a_second_product_if_scratch_holds_it_whole() {
         let factors = Factors { extents: trial.extents, a, b };
         let packed = factors.product_again(Start::Zero, &mut first, &mut scratch, false);
         assert_eq!(packed, whole);
-        // If all of it is packed, nothing reads the second factor again.
+        // If the whole second factor is packed, no step reads the original again.
         let nothing = vec![f32::NAN; trial.b.len()];
         let b = if packed { View::new(&nothing, 70, 90, 90, 1) } else { b };
         let again = Factors { b, ..factors }.product_again(Start::Zero, &mut second, &mut scratch, packed);

@@ -146,7 +146,7 @@ impl Drop for MessageRank {
         self.leave("it is gone");
         self.queue.close();
         if let Some(thread) = self.thread.take() {
-            // Its own code does not panic, and a dropped rank could report nothing.
+            // Ignored: the thread's own code does not panic, and a rank that is dropped has nobody to report to.
             let _ = thread.join();
         }
     }

@@ -35,7 +35,7 @@ pub(super) struct Talk<W> {
     silence: Duration,
     /// When each rank was last heard.
     heard: Vec<Instant>,
-    /// Whether a part of an exchange from each rank lies in its inbox.
+    /// Per rank: whether its part of the exchange lies in its inbox.
     arrived: Vec<bool>,
     last_sign: Instant,
     /// When this rank last looked after the others.

@@ -6,7 +6,7 @@ pub trait Wire {
     /// The number of this rank.
     fn rank(&self) -> usize;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     fn ranks(&self) -> usize;
 
     /// Arenas that this machine has yet to hold when this rank takes its own: for the first rank of a machine those of all

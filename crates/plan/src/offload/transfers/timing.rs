@@ -106,9 +106,9 @@ impl ByRun {
 /// The result that is wanted of a walk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Record {
-    /// Its time alone.
+    /// Only the time is wanted.
     Time,
-    /// Its transfers too.
+    /// The time and the list of transfers are wanted.
     Transfers,
 }
 

@@ -106,7 +106,7 @@ impl Members {
         self.0.binary_search(&node).is_ok()
     }
 
-    /// Whether one of them makes `value`.
+    /// Whether one of these nodes makes `value`.
     fn make(&self, graph: &Graph, value: Value) -> bool {
         graph.producer(value).is_some_and(|producer| self.contains(producer))
     }

@@ -5,7 +5,7 @@ use super::table::{Decision, Family, Table};
 /// The treatment of the next layer, or of the next layers together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
-    /// One layer, by this option.
+    /// One layer, treated by the option of this index.
     Layer(usize),
     /// Layers that are dropped and come back together.
     Segment(Vec<Step>),

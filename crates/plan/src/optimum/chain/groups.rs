@@ -42,7 +42,7 @@ pub(crate) struct Grouped {
 /// The treatment of a group.
 #[derive(Clone, Copy, Debug)]
 enum Treatment {
-    /// Each layer by this option.
+    /// Each layer of the group, treated by the option of this index.
     Layers(usize),
     /// Segments of `length` layers, each in `slot` slots.
     Segments { length: usize, slot: usize },
@@ -180,7 +180,7 @@ fn in_segments(
     LayerOption {
         keep: Vec::new(),
         kept_bytes: segments * boundary + pinned(size),
-        // The last layer runs beside the pinned values of those before it.
+        // The last layer of the group runs while the pinned values of the layers before it are held.
         forward_peak: segments * boundary + first + pinned(size - 1),
         again_peak: segments * boundary + again,
         backward_peak: (segments - 1) * boundary + single.bytes(slot) + pinned(size - length),

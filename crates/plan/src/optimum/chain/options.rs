@@ -48,7 +48,7 @@ pub(crate) struct LayerOption {
 }
 
 impl LayerOption {
-    /// Whether it is at least as good on all counts.
+    /// Whether this option is at least as good as `other` on all counts.
     pub(crate) fn beats(&self, other: &LayerOption) -> bool {
         self.kept_bytes <= other.kept_bytes
             && self.backward_seconds <= other.backward_seconds
@@ -64,7 +64,7 @@ impl LayerOption {
 pub(crate) struct Options {
     /// By rising kept bytes, among equals the faster first; the first option keeps only the output.
     pub(crate) list: Vec<LayerOption>,
-    /// Time of its forward pass.
+    /// Time of the layer's forward pass.
     pub(crate) forward_seconds: f64,
     /// Time of the layer's nodes that run again when it is dropped together with the next layer.
     pub(crate) passage_seconds: f64,

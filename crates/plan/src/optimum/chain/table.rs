@@ -30,7 +30,7 @@ use super::options::Options;
 /// The treatment of the first layer of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// It is treated by this option.
+    /// The layer is treated by the option of this index.
     Option(usize),
     /// This layer and the following ones, this many in all, are dropped and recomputed as a segment.
     Drop(usize),
@@ -188,7 +188,7 @@ impl Table {
         slots as u64 * self.unit
     }
 
-    /// Times that it holds.
+    /// The number of times that the table holds.
     #[cfg(test)]
     pub(crate) fn entries(&self) -> usize {
         self.turn.iter().chain(&self.inner).map(|row| row.0.len()).sum()
@@ -311,7 +311,7 @@ impl Table {
         let longest = if inner { length - 1 } else { length };
         // Dropping one layer is the first option.
         for dropped in 2..=longest {
-            // The last of them runs beside the pinned values of those before it.
+            // The last layer runs while the pinned values of the layers before it are held.
             let pass_peak =
                 if inner { passing.again + pinned } else { passing.first + (dropped - 1) * pinned };
             each(Candidate {
@@ -327,7 +327,7 @@ impl Table {
 }
 
 impl Candidate<'_> {
-    /// Its time in `slot` slots.
+    /// The row's time in `slot` slots.
     fn at(&self, slot: usize) -> f64 {
         if slot < self.from.max(self.held) {
             return f64::INFINITY;

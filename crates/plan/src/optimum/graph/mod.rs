@@ -57,7 +57,7 @@ pub(crate) struct GraphOptimum {
 #[derive(Clone, Debug)]
 struct Planned {
     seconds: f64,
-    /// No plan of this rung or a lower one is faster.
+    /// A lower bound on the time of any plan of this rung or a lower one.
     lower: f64,
     runs: Vec<Run>,
 }

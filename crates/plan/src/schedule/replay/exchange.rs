@@ -73,7 +73,7 @@ impl Machine<'_> {
 /// One exchange of a schedule, as all ranks must see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// Its kind.
+    /// Kind of the exchange.
     pub collective: Collective,
     /// The value that is exchanged, in the words of the graph's text.
     pub subject: String,

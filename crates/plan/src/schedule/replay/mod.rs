@@ -403,7 +403,7 @@ impl<'a> Machine<'a> {
         self.intact[id.index()] = bytes;
     }
 
-    /// Buffers that held some of these bytes hold them no longer.
+    /// Overwriting these bytes takes them from the buffers that held them.
     fn lose(&mut self, (offset, end): (u64, u64)) {
         let first = self.memory.range(..offset).next_back().map_or(offset, |(&start, _)| start);
         let touched: Vec<(u64, u64, BufferId)> = self
@@ -469,7 +469,7 @@ impl<'a> Machine<'a> {
         Ok(Walked { open, settled: self.copies.settled })
     }
 
-    /// Whether it is state that other schedules see, in the arena for good.
+    /// Whether `contents` are state that stays in the arena and that other schedules see.
     fn resident(&self, contents: Contents) -> bool {
         let Contents::State(state) = contents else { return false };
         let transient = self.graph.state(state).kind == StateKind::Transient;

@@ -21,7 +21,7 @@ use crate::schedule::{Action, Contents, Copy, Schedule};
 /// A schedule with the graph that it runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Judged<'a> {
-    /// Its role.
+    /// Role of the schedule.
     pub role: Role,
     /// The graph.
     pub graph: &'a Graph,

@@ -11,7 +11,7 @@ use crate::schedule::{Buffer, Contents, Ends, Schedule};
 pub(super) struct OpenTransfer {
     pub(super) lane: Lane,
     pub(super) direction: Direction,
-    /// Its bytes in the arena and in the tier.
+    /// The transfer's bytes in the arena and in the tier.
     pub(super) arena: (u64, u64),
     pub(super) tier: Tier,
     pub(super) place: (u64, u64),
@@ -35,7 +35,7 @@ impl OpenTransfer {
         Ok(OpenTransfer { lane, direction, arena, tier, place, state, ahead: None })
     }
 
-    /// The thing it moves, in words.
+    /// The state or value that is moved, in words.
     pub(super) fn subject(&self) -> String {
         self.state.as_ref().map_or_else(|| "a value".to_owned(), |name| format!("`{name}`"))
     }

@@ -35,12 +35,12 @@ pub fn runnable<'a>(all: &[Judged<'a>], arena: u64) -> Result<Vec<Runnable<'a>>,
 }
 
 impl<'a> Runnable<'a> {
-    /// Its role.
+    /// Role of the schedule.
     pub fn role(&self) -> Role {
         self.judged.role
     }
 
-    /// The graph that it runs.
+    /// The graph whose nodes the schedule runs.
     pub fn graph(&self) -> &'a Graph {
         self.judged.graph
     }

@@ -26,7 +26,7 @@ pub(super) struct Marked {
     pub(super) text: String,
     /// Where the content of each message begins, by its place among those rendered.
     pub(super) starts: Vec<Option<usize>>,
-    /// Where it ends.
+    /// Where the content of each message ends.
     pub(super) ends: Vec<Option<usize>>,
 }
 

@@ -133,12 +133,12 @@ fn arguments_in_json_text_serve_templates_that_print_them_and_templates_that_loo
         show(&text, "{{ a }}{{ '<' + a }}{{ a is string }}"),
         r#"{"b":1,"a":"x"}<{"b":1,"a":"x"}True"#
     );
-    // They are the parsed value for a template that looks inside.
+    // Arguments are parsed values for a template that looks inside them.
     let inside = "{{ a | tojson }}{% for k, v in a.items() %}{{ k }}={{ v }}{% endfor %}{% for k in a %}{{ k }}{% endfor %}\
                   {{ a.b + 1 }}{{ a['a'] }}{{ a is mapping }}{{ 'b' in a }}{{ a | length }}{{ (a | dictsort)[0] }}";
     assert_eq!(show(&text, inside), show(&object, inside));
     assert!(show(&text, "{{ a | tojson }}") == r#"{"b": 1, "a": "x"}"#);
-    // The usual way of templates for both.
+    // Most templates accept both a text and a parsed value.
     let both = "{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}";
     assert_eq!(show(&text, both), r#"{"b":1,"a":"x"}"#);
     assert_eq!(show(&object, both), r#"{"b": 1, "a": "x"}"#);

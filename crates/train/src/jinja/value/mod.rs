@@ -124,7 +124,7 @@ pub(crate) struct Macro {
     pub(in crate::jinja) scope: Rc<Scope>,
 }
 
-/// Why a value is not there.
+/// Why a value is undefined.
 #[derive(Clone, Debug)]
 pub(crate) enum Missing {
     Variable(Arc<str>),
@@ -310,12 +310,12 @@ impl Value {
         }
     }
 
-    /// Whether it is a text that is marked as safe.
+    /// Whether the value is a text that is marked as safe.
     pub(in crate::jinja) fn is_safe(&self) -> bool {
         matches!(self, Value::Markup(_))
     }
 
-    /// A text that was made of this one: safe if this one is.
+    /// `text`, which was made from this value, marked as safe if this value is.
     pub(in crate::jinja) fn alike(&self, text: Text) -> Value {
         if self.is_safe() { Value::Markup(text) } else { Value::Text(text) }
     }
@@ -332,7 +332,7 @@ impl Value {
         matches!(self, Value::Undefined(_))
     }
 
-    /// Python's name of its type.
+    /// The name of the value's type in Python.
     pub(in crate::jinja) fn kind(&self) -> &'static str {
         match self {
             Value::Undefined(_) => "Undefined",
@@ -391,7 +391,7 @@ impl Value {
         })
     }
 
-    /// Whether they are the same object, as far as values can tell.
+    /// Whether both values are the same object, as far as values can tell.
     pub(in crate::jinja) fn is_same(&self, other: &Value) -> bool {
         match (self, other) {
             (Value::None, Value::None) => true,

@@ -31,14 +31,14 @@ const ENTRY: usize = 18;
 pub struct Meeting {
     /// The number of this process.
     pub rank: usize,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: usize,
     /// Arenas that this machine has yet to hold when this rank takes its own: for the first rank of a machine those of all
     /// its ranks.
     pub arenas_ahead: usize,
     /// Name or address of the machine of rank 0, as all others reach it.
     pub address: String,
-    /// The port there.
+    /// The port at which they meet.
     pub port: u16,
     /// The run's name, which keeps runs at the same address apart.
     pub run: String,

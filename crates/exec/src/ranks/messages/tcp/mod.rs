@@ -47,7 +47,7 @@ pub fn tcp_rank(meeting: Meeting, limit: Duration) -> Result<Arc<dyn Communicato
 struct TcpWire {
     rank: usize,
     arenas_ahead: usize,
-    /// By rank; none for this one.
+    /// The other ranks by number; `None` stands for this rank.
     peers: Vec<Option<Peer>>,
 }
 
