@@ -20,7 +20,7 @@ pub(crate) enum Failure {
     Other(String),
     /// The reader of the output has closed it; nothing more can be reported.
     Unread,
-    /// Another process of the run reports it.
+    /// Another process of the run reports the failure.
     Elsewhere,
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct LivePage<'a> {
 }
 
 impl LivePage<'_> {
-    /// Writes the first, so that there is one to open.
+    /// Writes the first page, so that there is one to open.
     pub(crate) fn begin(config: &OutputConfig) -> LivePage<'_> {
         let mut page = LivePage { config, begun: Instant::now(), renewal: Renewal::default() };
         page.write();

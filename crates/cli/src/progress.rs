@@ -117,7 +117,7 @@ impl Progress {
         self.evaluated = format!("  eval {:.4}", record.eval_loss);
         let best = if record.best { ", the best so far" } else { "" };
         let line = format!("step {:>5} of {}  {}{best}\n", record.step, self.steps.end, evaluated(record));
-        // Above the bar, where it stays.
+        // The line is printed above the bar, where it stays.
         self.bar.suspend(|| say(&line))
     }
 }

@@ -30,7 +30,7 @@ const RENEWAL_SECONDS: u64 = 15;
 /// Whether a page will be written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// By the run, while it is running.
+    /// The page is written by the run, while it is running.
     Running,
     /// No more.
     Over,

@@ -188,7 +188,7 @@ fn training_on_a_described_device_is_refused() {
 
 #[test]
 fn a_model_too_large_for_a_card_is_answered_with_one_that_works_when_typed() {
-    // With gradients that come and go it would fit.
+    // The run would fit if gradients were freed inside the backward pass.
     let model = "plan --model qwen2.5-1.5b --seq-len 1024 --global-batch 1 --update separate";
     let output = plimsoll(&format!("{model} --device cuda:4090"));
     let said = String::from_utf8(output.stderr).unwrap();

@@ -68,7 +68,7 @@ fn undisturbed(world: [usize; 2]) -> Undisturbed {
     Undisturbed { weights: home.read("out/model.safetensors"), files: files(&home), taken }
 }
 
-/// The process of a rank, once it is there; none if the run ended before.
+/// The process of a rank, once it has started; none if the run ended before.
 fn process(home: &Home, child: &mut Child, rank: usize) -> Option<String> {
     awaited("a rank begins, or the run ends", || {
         let found = if PROCESSES { process_of_rank(home, rank) } else { Some(child.id().to_string()) };
@@ -99,7 +99,7 @@ fn ended_in_words(home: &Home, [ranks, _]: [usize; 2], rank: usize, output: &Out
     let (_, said) = texts(output);
     let own: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
     assert!(own.len() <= 1 && own.iter().all(|line| line.contains(&format!("rank {rank} "))), "{said}");
-    // A killed process cannot report it; the launcher does.
+    // A killed process cannot report its end; the launcher does.
     assert!(!PROCESSES || said.contains(&format!("rank {rank} ")), "nobody names rank {rank}: {said}");
 }
 

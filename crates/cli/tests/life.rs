@@ -215,7 +215,7 @@ fn a_run_that_nobody_listens_to_goes_on_where_it_keeps_its_result() {
         assert!(home.path(&format!("{out}/checkpoint-6")).exists());
     }
     assert_eq!(weights(&home, "a"), weights(&home, "b"));
-    // With nothing to keep there is no reason to go on: hours, here.
+    // With nothing to keep, a run whose output nobody reads has no reason to go on for hours.
     assert!(deaf("train --max-steps 10000000 --json").success());
 }
 
@@ -240,7 +240,7 @@ fn a_run_goes_on_with_the_micro_batches_it_had_where_they_fit() {
     assert_eq!(micro_batch("parts/checkpoint-8"), had);
     train(more, &format!("--output-dir whole --micro-batch {had}"));
     assert_eq!(weights(&home, "parts"), weights(&home, "whole"));
-    // The other way round they do not fit.
+    // In the opposite order the settings do not fit.
     train(more, "--output-dir back --stop-after 4");
     let larger = micro_batch("back/checkpoint-4");
     assert_ne!(larger, had, "the budgets are too much alike for this test");
@@ -257,7 +257,7 @@ fn the_best_model_is_kept_and_written_at_the_end_on_request() {
     let home = Home::with_model();
     let lines = (0..40).map(|n| format!("{}\n", json!({ "text": format!("sample {n} of many") })));
     home.write("samples.jsonl", lines.collect::<String>());
-    // So fast that it gets worse soon.
+    // The learning rate is so large that the loss soon gets worse.
     let train = |rest: &str| {
         home.done(&format!(
             "train --model model --data samples.jsonl --eval-split 0.2 --eval-steps 2 --early-stopping-patience 3 \

@@ -165,7 +165,7 @@ fn the_page_of_a_run_is_there_from_its_first_step_and_renews_itself_until_the_ru
     lines.next().unwrap().unwrap();
     let data = page(&home, "run");
     assert_eq!((&data["running"], &data["end"]), (&json!(true), &Value::Null));
-    // With its script and without one it is loaded anew.
+    // The page reloads itself, with its script and without one.
     let whole = String::from_utf8(home.read("run/report.html")).unwrap();
     assert!(whole.contains("if (running) setTimeout(() => location.reload(), 15000);"), "{whole}");
     let renewal = "<noscript><meta http-equiv=\"refresh\" content=\"15\"></noscript>";
@@ -234,7 +234,7 @@ fn the_report_of_a_classifier_shows_accuracy_and_f1_and_no_perplexity() {
     let expected =
         json!({ "step": 40, "loss": last["eval_loss"], "perplexity": null, "accuracy": 1.0, "f1": 1.0 });
     assert_eq!(*shown, expected);
-    // Without its script the page shows the same.
+    // Without its script the page shows the same numbers.
     let text = without_scripts(&home, "out");
     let table = text.split_once("id=\"evaluations\">").unwrap().1.split_once("</table>").unwrap().0;
     let head = "<tr><th>step</th><th>loss</th><th>accuracy</th><th>macro F1</th></tr>";

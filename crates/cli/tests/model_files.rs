@@ -161,7 +161,7 @@ fn an_index_is_believed_only_inside_its_folder() {
     home.copy("hf/llama2", "model");
     let index = "model/model.safetensors.index.json";
     let text = String::from_utf8(home.read(index)).unwrap();
-    // The file it leads to is there and whole.
+    // The file that the index names exists and is whole.
     fs::copy(home.path("model/model-00002-of-00003.safetensors"), home.path("outside.safetensors")).unwrap();
     home.write(index, text.replace("model-00002-of-00003", "../outside"));
     refused(
@@ -310,7 +310,7 @@ fn an_adapter_of_another_family_or_with_tensors_of_no_layer_is_refused() {
     let home = Home::with_model();
     home.copy("lora/llama", "adapter");
     let export = "export --merge --model model --adapter adapter --out merged";
-    // Of the layers it was trained for, its configuration names one less.
+    // The adapter's configuration names one layer less than it was trained for.
     let config = home.json("adapter/adapter_config.json");
     let targets = config["target_modules"].as_array().unwrap();
     let fewer: Vec<&Value> =

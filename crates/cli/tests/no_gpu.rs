@@ -128,7 +128,7 @@ fn a_driver_that_cannot_be_used_is_refused_in_one_sentence_with_a_way_out() {
 
 #[test]
 fn a_compiler_that_cannot_be_used_is_refused_in_one_sentence_with_a_way_out() {
-    // A toolkit there would be found as well, and used.
+    // A toolkit in this folder would be found as well, and used.
     if std::path::Path::new("/usr/local/cuda/lib64").exists() {
         return;
     }

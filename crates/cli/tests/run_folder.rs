@@ -320,7 +320,7 @@ fn a_checkpoint_is_believed_only_inside_its_folder() {
         &resume,
         "out/checkpoint-2/trainer_state.json is not as it was written: its checksum differs; take another checkpoint",
     );
-    // Somebody who can sign it does not get further.
+    // A file with a correct checksum is refused as well.
     let sum = home.json(state)["checksum"].as_str().unwrap().to_owned();
     let unsigned = outside.trim_end().replace(&sum, "");
     home.write(state, outside.replace(&sum, &sha256(&unsigned)));

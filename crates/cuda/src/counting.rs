@@ -18,7 +18,7 @@ const MOST_TOLD: usize = 4;
 /// Bytes of the processes on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shares {
-    /// This process's, if it is named.
+    /// Bytes of this process, if the list names it.
     own: Option<u64>,
     /// Bytes of all other processes.
     others: u64,
@@ -58,7 +58,7 @@ enum Way {
     Difference(u64),
     /// NVML's figure of this process plus the bytes that it leaves out, where others hold memory.
     Own(u64),
-    /// All of the card less its free memory.
+    /// All memory of the card less its free memory.
     Total,
 }
 
@@ -98,7 +98,7 @@ impl Reading {
         }
     }
 
-    /// Bytes that others have, if NVML tells them from ours.
+    /// Bytes that other processes have, if NVML tells them from ours.
     fn others(&self) -> Option<u64> {
         self.shares.filter(|shares| shares.own.is_some()).map(|shares| shares.others)
     }

@@ -9,7 +9,7 @@ pub struct Resources {
     pub kernel: String,
     /// Registers of a thread.
     pub registers: u32,
-    /// Bytes of shared memory that it declares.
+    /// Bytes of shared memory that the kernel declares.
     pub shared: u32,
     /// Bytes of a thread's stack, spilled registers included.
     pub stack: u32,

@@ -173,7 +173,7 @@ fn outputs_that_nobody_touches_and_scratch_that_is_read_first_are_found() {
                 _ => false,
             };
             if reads {
-                // Without the steps before it, its scratch was never written.
+                // Without the steps before it, this step reads scratch that was never written.
                 let said = check(&placed.work(), scratch, &steps[index..], library);
                 assert!(said.is_err(), "{}", placed.case.name);
                 early += 1;

@@ -28,7 +28,7 @@ use crate::instructions::Instructions;
 use crate::ranks::Communicator;
 use crate::timings::Timings;
 
-/// A schedule that a device has made ready, by its number there.
+/// A schedule that a device has prepared, by its number on that device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ScheduleId(pub usize);
 

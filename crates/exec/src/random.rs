@@ -72,7 +72,7 @@ impl Stream {
         }
     }
 
-    /// At most three numbers, which end with their group or before.
+    /// At most three numbers, all of one group.
     fn some_normals(&self, first: usize, numbers: &mut [f32]) {
         for (at, number) in (first..).zip(numbers) {
             let (row, element) = place(at);

@@ -91,7 +91,7 @@ impl Wire for Mailbox {
     }
 }
 
-/// Ranks over mailboxes; of `ranks` ranks the first `present` are there.
+/// Ranks that exchange messages through mailboxes. Of `ranks` ranks only the first `present` take part.
 fn message_ranks(ranks: usize, present: usize, limit: Duration, seen: &Arc<Seen>) -> Vec<Rank> {
     let post: Post = Arc::new(Mutex::new(vec![vec![VecDeque::new(); ranks]; ranks]));
     let open = |rank: usize| {

@@ -82,16 +82,16 @@ pub struct Node {
     pub outputs: Vec<Value>,
     /// The innermost block the node belongs to.
     pub block: BlockId,
-    /// The part of the step it belongs to.
+    /// The part of the step that the node belongs to.
     pub phase: Phase,
-    /// For a backward node, the forward node it helps to differentiate.
+    /// For a backward node: the forward node that it helps to differentiate.
     pub derivative_of: Option<NodeId>,
 }
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueSource {
-    /// The caller writes it before the schedule runs.
+    /// The caller writes the value before the schedule runs.
     Input,
     /// Output `output` of `node`.
     Node {
@@ -111,7 +111,7 @@ pub struct ValueInfo {
     pub ty: Type,
     /// Where the value comes from.
     pub source: ValueSource,
-    /// The state it is a version of, and which version, if it lives in state.
+    /// If the value lives in state: the state, and the version that the value is.
     pub state: Option<(StateId, u32)>,
     /// The name of an input; empty for the rest.
     pub name: String,

@@ -252,14 +252,14 @@ pub enum Op {
     MlpGrad {
         /// As in the forward op.
         mlp: Mlp,
-        /// Whether `dw` are wanted.
+        /// Whether the gradients `dw` of the weights are wanted.
         weights: bool,
-        /// Whether `db` are wanted.
+        /// Whether the gradients `db` of the biases are wanted.
         biases: bool,
     },
 
     // ---- routing -------------------------------------------------------------------------------
-    // Routers stay f32 under every precision: rounded scores would be equal where they are not.
+    // Routers stay f32 under every precision: rounding would make different scores equal.
     /// `(x) → (p, lse[N])`: `p` is the softmax of `x` over the last axis and `lse` the logarithm of its divisor
     /// `Σ exp(x)`, both f32.
     SoftmaxLse,
@@ -796,7 +796,7 @@ impl Op {
         matches!(self, Op::InverseNorm { .. })
     }
 
-    /// The exchange between ranks that it is, if it is one.
+    /// The exchange between ranks, if the op is one.
     pub fn collective(&self) -> Option<Collective> {
         match self {
             Op::Collective(Collective::OwnShard { .. }) => None,

@@ -200,7 +200,7 @@ pub struct QuantisedBytes {
     pub form: Quantised,
     /// The number of weights.
     pub weights: usize,
-    /// Bytes of their codes and scales.
+    /// Bytes of the weights' codes and scales.
     pub bytes: u64,
     /// Bytes that the same weights would take as f32.
     pub whole_bytes: u64,

@@ -13,7 +13,7 @@ use crate::{Op, Value};
 pub struct VocabularyBytes {
     /// Of tables that words are looked up in.
     pub embedding: u64,
-    /// Of the head's table, where it is one of its own.
+    /// Bytes of the head's table, if it has one of its own.
     pub head: u64,
     /// Whether the head is an embedding as well.
     pub tied: bool,
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(model(false).vocabulary_bytes(), own);
         let tied = VocabularyBytes { embedding: table, head: 0, tied: true };
         assert_eq!(model(true).vocabulary_bytes(), tied);
-        // The head reads a copy of its table that a probe has moved.
+        // The head reads a perturbed copy of its table.
         assert_eq!(perturb(model(true)).unwrap().vocabulary_bytes(), tied);
     }
 }

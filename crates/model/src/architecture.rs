@@ -69,7 +69,7 @@ impl Architecture {
         }
     }
 
-    /// Whether its graphs read `doc_start`.
+    /// Whether graphs of the architecture read `doc_start`.
     pub fn reads_documents(&self) -> bool {
         match self {
             Architecture::Llama(model) => model.documents,

@@ -23,7 +23,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Frequencies that are used as they are.
+    /// Rotary frequencies without any slowing.
     pub fn plain(base: f64) -> Rope {
         Rope { base, stretch: None }
     }
@@ -56,7 +56,7 @@ impl Stretch {
             Stretch::Linear { factor } => frequency / factor,
             Stretch::Llama3 { factor, low, high, original } => {
                 let turns = original * frequency / TAU;
-                // 0 where a pair is slowed fully, 1 where it stays.
+                // 0 if a pair is slowed fully, 1 if it keeps its speed.
                 let share = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                 frequency * (share + (1.0 - share) / factor)
             }

@@ -108,7 +108,7 @@ const RIGHT: [Step; 6] = [Start(IN), Wait(IN), Add(STAY), Start(OUT), Silu(STAY)
 #[test]
 fn state_may_come_in_be_written_and_go_home() {
     assert_eq!(judge_order(&RIGHT), Ok(()));
-    // Between two stays the tier alone has it.
+    // Between two stays only the tier holds `m`.
     let twice = [&RIGHT[..4], &[Wait(OUT), Start(IN_AGAIN), Wait(IN_AGAIN), Silu(OTHER_STAY)]].concat();
     assert_eq!(judge_order(&twice), Ok(()));
     let space = Space::of(ARENA, [&schedule(&graph(), &RIGHT)]);
@@ -139,7 +139,7 @@ fn what_was_written_must_be_home_in_the_end() {
     let evaluation = Judged { role: Role::Evaluate, graph: &graph, schedule: &open };
     let (_, error) = replay_all(&[evaluation], ARENA).unwrap_err();
     assert_eq!(error.to_string(), "it leaves a transfer open, and nothing may follow that waits for it");
-    // Something else lies where it lives.
+    // Another value lies at the place where `m` lives.
     let order = [&RIGHT[..], &[Start(Y_OUT), Wait(Y_OUT)]].concat();
     assert_eq!(judge_order(&order), lost);
     let mut beside = schedule(&graph, &order);
@@ -159,7 +159,7 @@ fn of_two_stays_the_one_that_was_not_written_is_out_of_date() {
     let mut sent = schedule(&graph(), &[&both[..], &[Start(OUT), Wait(OUT), Silu(STAY)]].concat());
     sent.copies[OUT] = Copy::new(BufferId(OTHER_STAY), Tier::Disk, HOME, Direction::Out);
     assert_eq!(judge(&sent), Err(Fault::WrongVersion("buffer 4 holds an old version of `m`".into())));
-    // Nor may the tier's old bits come in once there are newer ones.
+    // The old bits on the tier may not be fetched once there are newer ones.
     let order = [Start(IN), Wait(IN), Add(STAY), Start(IN_AGAIN), Wait(IN_AGAIN), Silu(OTHER_STAY)];
     assert_eq!(stale(&order), "copy 2 brings back an old version");
 }

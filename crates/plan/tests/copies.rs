@@ -81,7 +81,7 @@ fn schedule(graph: &Graph, order: &[Step]) -> Schedule {
     Schedule {
         name: "by hand".into(),
         actions: order.iter().map(action).collect(),
-        // c takes the bytes of a, y those of x.
+        // `c` takes the bytes of `a`, and `y` those of `x`.
         buffers: vec![
             buffer(graph.inputs()[0], 0),
             buffer(value(0), 1),
@@ -260,7 +260,7 @@ fn every_copy_is_waited_for_once() {
 fn what_is_not_there_cannot_be_sent() {
     let order = [Start(A_OUT), Run(0)];
     assert!(matches!(judge_order(&order), Err(Fault::NotIntact(_))));
-    // After c has taken its bytes, a is gone.
+    // After `c` has taken its bytes, `a` is gone.
     let order = [Run(0), Run(1), Run(2), Start(A_OUT)];
     assert!(matches!(judge_order(&order), Err(Fault::NotIntact(_))));
 }
@@ -289,7 +289,7 @@ fn a_copy_has_one_end_in_the_arena_and_one_in_a_tier_and_the_lane_between_them()
     let lane = |name: &str| format!("copy 0 does not go the way of its lane, `{name}`");
     assert_eq!(faulty(|copy| copy.lane = Lane::FromHost), lane("from host"));
     assert_eq!(faulty(|copy| copy.lane = Lane::DiskWrite), lane("disk write"));
-    // In the other direction, it fetches data that was never sent.
+    // In the other direction, the copy fetches data that was never sent.
     let turned = faulty(|copy| {
         (copy.source, copy.destination, copy.lane) = (copy.destination, copy.source, Lane::FromHost);
     });

@@ -44,7 +44,7 @@ const COMMAND_LINE: [&str; 2] = ["clap", "indicatif"];
 struct Crate {
     name: String,
     folder: String,
-    /// Names of its ordinary and build dependencies.
+    /// Names of the crate's ordinary and build dependencies.
     uses: Vec<String>,
 }
 

@@ -48,7 +48,7 @@ fn every_example_ends_well() {
                 let text = folder.join("text.txt");
                 std::fs::write(&text, "the mark and no deeper load it\n".repeat(100)).unwrap();
                 command.args([&model(&folder), &text, &tuned]);
-                // Caches of its own, and no hub.
+                // The example has caches of its own, and no hub.
                 command.env("XDG_CACHE_HOME", folder.join("cache")).env("HF_HUB_OFFLINE", "1");
                 command.env("PLIMSOLL_COSTS", "modelled");
             }

@@ -26,9 +26,9 @@ pub struct Alternative {
 pub struct LackingRoom {
     /// The place, for people.
     pub place: String,
-    /// Bytes that may be taken there.
+    /// Bytes that may be taken on the tier.
     pub room: u64,
-    /// Bytes that a plan takes there.
+    /// Bytes that a plan takes on the tier.
     pub needed: u64,
     /// The flag that states `room`; `None` if it is all free space.
     pub stated: Option<&'static str>,
@@ -137,7 +137,7 @@ impl TrainError {
         }
     }
 
-    /// Whether the user can mend it by asking differently.
+    /// Whether the user can mend the error by asking differently.
     pub fn is_users(&self) -> bool {
         if let TrainError::File(error) = self {
             return error.is_users();

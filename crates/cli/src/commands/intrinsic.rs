@@ -228,7 +228,7 @@ impl Search {
 /// How a run ended.
 #[derive(PartialEq)]
 enum Ended {
-    /// After its last step, or when it was asked to stop.
+    /// The run ended after its last step, or when it was asked to stop.
     Well,
     /// The numbers of the run were no longer finite.
     Diverged,

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     for note in &config.configuration.notes {
         say(&format!("note: {note}\n"))?;
     }
-    // Kept open, as in a run: its memory reduces the arena.
+    // The data stays open, as in a run: its memory reduces the arena.
     let data = open_data(args, &mut config)?;
     guard::lower();
     let steps = steps(&config, data.as_ref())?;

@@ -33,7 +33,7 @@ static ALLOCATOR: Asking = Asking;
 struct Asking;
 
 thread_local! {
-    /// Bytes that this thread has allocated since the last check.
+    /// Bytes that this thread has allocated since its last check of the limit.
     static TAKEN: Cell<usize> = const { Cell::new(0) };
 }
 

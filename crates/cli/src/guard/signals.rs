@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use super::ending::{self, Why};
 use super::is_raised;
 
-/// Handlers that were there before.
+/// The signal handlers that were installed before ours.
 static BEFORE: OnceLock<[(libc::c_int, libc::sigaction); 3]> = OnceLock::new();
 
 pub(super) fn install() {

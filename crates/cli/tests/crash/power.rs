@@ -30,7 +30,7 @@ impl Record {
         self.operation == b'S'
     }
 
-    /// The file or folder that it is about.
+    /// The file or folder that the change is about.
     pub(crate) fn path(&self) -> &Path {
         &self.one
     }

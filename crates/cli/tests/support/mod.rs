@@ -102,7 +102,7 @@ impl Home {
         home
     }
 
-    /// With a Llama of `testdata` in `model`, and a tokenizer that suits it.
+    /// A home with a Llama of `testdata` in `model`, and a tokenizer that suits it.
     pub(crate) fn with_model() -> Home {
         let home = Home::new();
         home.copy("hf/llama", "model");

@@ -18,7 +18,7 @@ pub(crate) struct Compiler<'a> {
     pub(crate) libraries: &'a Libraries,
     /// The folder in which compiled programs are kept.
     pub(crate) cache: &'a Path,
-    /// As `--gpu-architecture` takes it.
+    /// The architecture, as the option `--gpu-architecture` takes it.
     pub(crate) architecture: &'a str,
 }
 
@@ -51,7 +51,7 @@ impl Compiler<'_> {
         })
     }
 
-    /// The code of a file, if it was compiled before.
+    /// The compiled code of a file, if the cache has it.
     fn kept(&self, source: &KernelSource, headers: &[(&str, String)]) -> Option<Compiled> {
         let code = fs::read(self.file(source, headers)).ok()?;
         Some(Compiled { name: source.name, code, log: None })

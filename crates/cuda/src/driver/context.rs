@@ -32,7 +32,7 @@ pub struct Card {
     pub processors: i32,
     /// Clock of the multiprocessors in Hz.
     pub clock: f64,
-    /// Bytes per second of the memory by its clock and width.
+    /// Peak bandwidth in bytes per second, from the memory's clock and width.
     pub bandwidth: f64,
     /// Bytes of the memory.
     pub memory: u64,
@@ -46,7 +46,7 @@ impl Card {
     /// The name of the architecture for the compiler.
     pub fn architecture(&self) -> String {
         let (major, minor) = self.capability;
-        // Hopper has instructions of its own under this name.
+        // Hopper's own instructions need this name.
         let own = if self.capability == (9, 0) { "a" } else { "" };
         format!("sm_{major}{minor}{own}")
     }

@@ -191,7 +191,7 @@ fn update() -> String {
 enum Target {
     /// An open one, with a stream.
     Open { handle: Raw, context: Arc<Context> },
-    /// One that this text describes, as the library once wrote it.
+    /// A GPU that is not open, known by this description, which the library once wrote.
     Described(String),
 }
 

@@ -137,7 +137,7 @@ impl Libraries {
     /// cuDNN on a driver and a compiler that one of the folders holds in place of the machine's. Plans can be made with
     /// it, and nothing can run.
     pub(super) fn attention_without_gpu(&self) -> Option<Library> {
-        // cuDNN opens both by name, and finds those that are loaded already.
+        // cuDNN opens these two libraries by name, and finds those that are loaded already.
         let stand_ins = ["libcuda.so.1", "libnvrtc.so.13"];
         self.folders.iter().find(|folder| stand_ins.iter().all(|file| open_all(folder, file)))?;
         self.attention()
@@ -149,9 +149,9 @@ impl Libraries {
 pub(super) struct Wanted {
     /// The name by which people know the library.
     pub(super) name: &'static str,
-    /// The package of Python that brings it.
+    /// The Python package that contains the library.
     pub(super) package: &'static str,
-    /// The beginning of its file's name.
+    /// The beginning of the library's file name.
     pub(super) file: &'static str,
     /// Files that must be loaded first.
     pub(super) before: Option<&'static str>,

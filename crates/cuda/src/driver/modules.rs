@@ -37,7 +37,7 @@ unsafe impl Sync for Modules {}
 #[derive(Clone, Copy, Debug)]
 struct Function {
     handle: cuda::CUfunction,
-    /// Shared memory it was allowed so far.
+    /// Shared memory that the kernel has been allowed so far.
     shared: u32,
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct ManagedCard {
     card: Card,
     /// The card's place on the bus.
     pub(super) bus: [u32; 3],
-    /// Bytes that were free when it was looked up.
+    /// Bytes that were free when the card was looked up.
     pub(super) free: u64,
     /// Lists of the processes that compute and that draw.
     running: Vec<Running>,

@@ -82,7 +82,7 @@ pub struct Compiled {
     pub name: &'static str,
     /// A cubin.
     pub code: Vec<u8>,
-    /// The compiler's log, if it was called now.
+    /// The compiler's log, if the compiler ran.
     pub log: Option<String>,
 }
 

@@ -26,7 +26,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// Sequences are cut apart where a capacity counts each on its own.
+    /// If the capacity is counted per sequence, each sequence is cut into chunks of its own.
     fn of(copies: usize, sequences: usize) -> Cut {
         let sequence = copies / sequences;
         let chunk = copies.div_ceil(CHUNKS).next_power_of_two().clamp(LEAST, MOST);
@@ -107,7 +107,7 @@ pub(super) fn combine_grad_weights(to: &mut Lowering, call: &Call) -> Result<(),
     Ok(())
 }
 
-/// The fourth input, if there is one.
+/// The fourth input, the weights, if there is one.
 fn weights(call: &Call) -> Arg {
     call.inputs.get(3).map_or(Arg::Null, Operand::pointer)
 }

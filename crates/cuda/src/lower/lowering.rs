@@ -15,7 +15,7 @@ pub struct Operand {
     pub place: Place,
     /// Shape and element type.
     pub ty: Type,
-    /// For outputs: add to the bytes that are there.
+    /// For outputs: whether to add to the bytes that are there.
     pub accumulate: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Parameters as probes read them, drawn beside their place.
+//! Perturbed parameters, as probes read them: drawn into scratch beside the parameter.
 
 use plimsoll_exec::ExecError;
 

@@ -57,7 +57,7 @@ fn steps_of(
     limits: Limits,
 ) -> Result<Vec<StreamStep>, ExecError> {
     if let Action::Await { .. } = action {
-        // On one stream an exchange has ended for every step behind it.
+        // All steps share one stream, so an exchange has ended before every step behind it.
         return Ok(Vec::new());
     }
     let Action::Run { node, inputs, outputs, workspace, accumulate } = action else {

@@ -105,7 +105,7 @@ pub(super) fn probe_step(to: &mut Lowering, call: &Call, step: ProbeStep) -> Res
     let form = [i32(directions), Arg::F32(estimate.size), Arg::I32(i32::from(estimate.ranked))];
     let args = [losses.pointer(), factors.clone()].into_iter().chain(form).collect();
     to.launch("probe_factors", 1, 256, args);
-    // There is no gradient; the parameter stands for its extents.
+    // The op has no gradient, so the parameter itself gives the extents.
     let parameter = &call.outputs[0];
     let args = vec![
         ranges(call, parameter, stored, 0),

@@ -29,9 +29,9 @@ pub(crate) fn by_action(program: &LoweredSchedule) -> Steps {
 enum Writer {
     /// Inputs, and state from before the schedule.
     Given,
-    /// An action, into one of its outputs.
+    /// An action, which wrote into one of its outputs.
     Action(usize),
-    /// The present action, into its scratch.
+    /// The present action, which wrote into its scratch.
     Scratch,
 }
 

@@ -189,7 +189,7 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// Turns columns `at …` of a gradient's row into those of the direction.
+    /// Replaces columns `at …` of a row of the gradient by those of the direction.
     fn divide(&self, row: usize, at: usize, numbers: &mut [f32]) {
         let Matrices { rows, columns, factored, .. } = self.gradient.matrices;
         let Divisors { rows: of_rows, columns: of_columns, centres } = self.divisors;

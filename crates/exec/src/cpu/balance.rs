@@ -120,7 +120,7 @@ impl<'a> Counts<'a> {
         (self.first..self.call.inputs.len()).step_by(self.step).count() as f64
     }
 
-    /// The sum over layers, in their order.
+    /// The sum over layers of one element, added in the order of layers.
     fn at(&self, element: usize) -> f64 {
         let layers = (self.first..self.call.inputs.len()).step_by(self.step);
         layers.map(|input| f64::from(self.call.input(input)[element])).sum()

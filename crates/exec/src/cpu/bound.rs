@@ -67,7 +67,7 @@ impl BoundSchedule {
         Ok(BoundSchedule { role: judged.role(), set: judged.set(), actions, starts })
     }
 
-    /// Whether the judge saw it begin while transfers of `before` were open.
+    /// Whether the judge saw this schedule begin while transfers of `before` were open.
     pub(super) fn may_follow(&self, before: &BoundSchedule) -> bool {
         self.set == before.set && before.role.overlaps().contains(&self.role)
     }

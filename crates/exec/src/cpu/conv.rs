@@ -188,7 +188,7 @@ impl Patches {
         Extents { m: self.out, n: self.rows(), k: self.columns() }
     }
 
-    /// Numbers of one image of a result that wait until they are whole.
+    /// How many f32 numbers hold one image of a result until its sums are whole: none if the result holds sums itself.
     fn whole<E: Element>(len: usize) -> usize {
         if E::WHOLE { 0 } else { len }
     }

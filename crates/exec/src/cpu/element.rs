@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn rounding_and_widening_are_those_of_the_library_for_every_upper_half() {
-        // Miri takes some thousand times as long: it sees every 257th.
+        // Under Miri, which is some thousand times slower, the test takes every 257th number.
         for upper in (0..=u16::MAX).step_by(if cfg!(miri) { 257 } else { 1 }) {
             let half = bf16::from_bits(upper);
             assert!(half.wide().to_bits() == half.to_f32().to_bits() || half.is_nan());

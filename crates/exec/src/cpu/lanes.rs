@@ -38,7 +38,7 @@ pub(super) trait Elementwise<const IN: usize, const OUT: usize>: Sync {
 pub(super) trait Work {
     /// The result of the function.
     type Output;
-    /// Does it. Implementations must be `#[inline(always)]`.
+    /// Runs the loop. Implementations must be `#[inline(always)]`.
     fn run(self) -> Self::Output;
 }
 

@@ -65,7 +65,7 @@ pub(super) fn update_from<const M: usize>(
     });
 }
 
-/// Numbers of one block, as f32; those beyond the end are zeros.
+/// The numbers of one block as f32, with zeros beyond the end.
 struct Block<const M: usize> {
     grad: [f32; BLOCK],
     parameter: [f32; BLOCK],

@@ -246,7 +246,7 @@ fn scattered<E: Element, S: Element>(x: &[E], shape: Shape, axes: Axes, output: 
 pub(super) struct Walk {
     axes: [(usize, usize); MAX_RANK],
     rank: usize,
-    /// Combinations of their indices.
+    /// The number of combinations of their indices.
     pub(super) count: usize,
 }
 

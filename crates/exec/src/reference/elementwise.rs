@@ -59,12 +59,12 @@ pub(super) fn gelu_grad(x: &Array, dy: &Array, form: Gelu) -> Array {
     with_suffix(x, dy, |x, dy| dy * gelu_slope(x, form))
 }
 
-/// From the result of the forward op, as `tanh_grad`.
+/// Computed from `y`, the result of the forward op, as is `tanh_grad`.
 fn sigmoid_grad(y: &Array, dy: &Array) -> Array {
     with_suffix(y, dy, |y, dy| dy * y * (1.0 - y))
 }
 
-/// From the result of the forward op.
+/// Computed from `y`, the result of the forward op.
 fn tanh_grad(y: &Array, dy: &Array) -> Array {
     with_suffix(y, dy, |y, dy| dy * (1.0 - y * y))
 }

@@ -1,4 +1,4 @@
-//! The optimizer, and the statistics of gradients that it needs.
+//! Optimizer updates, and the statistics of gradients that they need.
 
 use plimsoll_graph::Op;
 use plimsoll_graph::op::{AdamW, Sgd};

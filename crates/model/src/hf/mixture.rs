@@ -158,7 +158,7 @@ pub(super) fn class(model: &Llama, mixture: &Mixture) -> Result<(&'static str, &
     }
 }
 
-/// Keys beside those of the family.
+/// Writes the keys that mixtures have beside those of the family.
 pub(super) fn write(model: &Llama, mixture: &Mixture) -> Value {
     let head_width = model.head_width.unwrap_or(model.width / model.heads.max(1));
     let mut own = match (mixture.names, model.whole_qk_norm) {

@@ -66,7 +66,7 @@ type Read = fn(&Keys, &mut Vec<String>) -> Result<Architecture, ConfigError>;
 /// Class, `model_type`, reader.
 type Class = (&'static str, &'static str, Read);
 
-/// Where a file names no class, the first of its type is meant.
+/// If a file names no class, the first class of its type is meant.
 const CLASSES: [Class; 13] = [
     ("LlamaForCausalLM", "llama", llama::llama),
     ("MistralForCausalLM", "mistral", llama::mistral),

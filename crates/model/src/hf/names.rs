@@ -18,7 +18,7 @@ pub struct StoredName {
 }
 
 impl StoredName {
-    /// Under its own name, and nowhere else.
+    /// A tensor that is stored under its own name, and nowhere else.
     pub fn plain(name: &str) -> StoredName {
         StoredName { name: name.to_owned(), alternatives: Vec::new(), optional: false }
     }

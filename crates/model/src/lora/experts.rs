@@ -48,7 +48,7 @@ impl Stacked {
         }
     }
 
-    /// Number of groups of state that it holds.
+    /// Number of groups of state that the stacked parameter holds.
     fn groups(self) -> usize {
         match self {
             Stacked::GateUp => 2,
@@ -89,7 +89,7 @@ impl ExpertAdapter {
         format!("{}.lora_B.weight", self.module)
     }
 
-    /// The parameter that it adapts, as PEFT names it.
+    /// The parameter that is adapted, as PEFT names it.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -104,7 +104,7 @@ impl ExpertAdapter {
         self.output * self.rank * self.experts
     }
 
-    /// The groups of state that it adapts, in the order of `B`'s rows.
+    /// The groups of state that are adapted, in the order of `B`'s rows.
     pub fn groups(&self) -> &[String] {
         &self.groups
     }

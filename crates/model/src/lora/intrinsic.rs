@@ -19,7 +19,7 @@ use crate::language::refuse;
 
 /// Prefix of the names of coordinates, in the graph and in files.
 const PREFIX: &str = "intrinsic.";
-/// Coordinates of all parameters, where they share them.
+/// Name of the coordinates that all parameters share.
 const ALL: &str = "all";
 /// Coordinates of parameters that belong to no layer.
 const OUTSIDE: &str = "outside";

@@ -41,7 +41,7 @@ pub enum AdapterKind {
 pub enum Merging {
     /// The adapter's product is added.
     Sum,
-    /// The product is added, and rows get their trained lengths.
+    /// The product is added to the weight, and then each row gets its trained length.
     SumOfLengths,
     /// Rows of the stored parameter are multiplied by the factors.
     RowFactors,

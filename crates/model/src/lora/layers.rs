@@ -24,7 +24,7 @@ pub struct Adapter {
     pub module: String,
     /// How the module uses its weight.
     pub form: Form,
-    /// Columns of its input; words of a table.
+    /// Columns of the module's input, or words of a table.
     pub input: usize,
     /// Columns of the module's result.
     pub output: usize,

@@ -26,7 +26,7 @@ pub struct Delta<'a> {
 /// A matrix `(line, r)` however it is stored.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strided<'a> {
-    /// The numbers, from the first on.
+    /// The numbers, beginning with the first element of the matrix.
     pub(super) data: &'a [f32],
     /// Distance between lines.
     pub(super) line: usize,

@@ -195,7 +195,8 @@ impl Lora {
         Ok(self)
     }
 
-    /// PEFT reads the last words of the names that a pattern matches, so some layers cannot be meant by one.
+    /// Refuses patterns that PEFT would read otherwise: it takes the last word of each matching name, so a linear layer may
+    /// pass for a layer of experts.
     fn with_unmistakable_targets(self, forward: &Graph, names: &[(&str, &str)]) -> Result<Lora, GraphError> {
         let Some(Adapter { module, .. }) = self.mistaken_layer(forward, names)? else { return Ok(self) };
         let why = format!(

@@ -43,13 +43,13 @@ fn has_own_name(parameter: &str) -> bool {
 pub struct AdapterConfig {
     /// The adapters.
     pub lora: Lora,
-    /// Name or folder of the model they belong to.
+    /// Name or folder of the model that the adapters belong to.
     pub base_model: Option<String>,
     /// `CAUSAL_LM` and the like.
     pub task: Option<String>,
     /// Whether the model stores its weights `(in, out)`, as GPT-2 does.
     pub fan_in_fan_out: bool,
-    /// Which kind of model they belong to.
+    /// The class of model that the adapters belong to.
     pub base_class: Option<BaseClass>,
 }
 
@@ -58,7 +58,7 @@ pub struct AdapterConfig {
 pub struct BaseClass {
     /// The name of the model's class, such as `BertForMaskedLM`.
     pub class: String,
-    /// The `model_type` of its models, such as `bert`.
+    /// The `model_type` of such models, such as `bert`.
     pub family: String,
 }
 

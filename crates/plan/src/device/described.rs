@@ -48,9 +48,9 @@ const FAMILY: &str = "cuda";
 /// A device as its data sheet describes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceSpec {
-    /// The part of its name behind `cuda:`.
+    /// The part of the device's name behind `cuda:`.
     model: &'static str,
-    /// Bytes of its memory that programs can have.
+    /// Bytes of the device's memory that programs can have.
     pub memory_bytes: u64,
     /// Bytes its driver, the loaded code and the libraries hold outside the arena.
     pub reserve_bytes: u64,

@@ -6,7 +6,7 @@ use super::link::Link;
 /// Scratch memory an action needs. The kernel works with any amount in between and gives the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Workspace {
-    /// Bytes without which it cannot run.
+    /// The least bytes with which the kernel can run.
     pub least: u64,
     /// Bytes beyond which more brings nothing.
     pub best: u64,

@@ -100,7 +100,7 @@ struct Search<'a> {
     /// For each open slot, the top of the slots placed below it; for each placed slot, its offset.
     lowest: Vec<u64>,
     open: Vec<bool>,
-    /// Values of `lowest` before they were raised.
+    /// Old values of `lowest`, to undo their raising.
     trail: Vec<(usize, u64)>,
     /// Open slots by the lowest place they can still have.
     stacked: Vec<(u64, usize)>,

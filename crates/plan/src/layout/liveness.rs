@@ -143,7 +143,7 @@ impl<'a> Writer<'a> {
         writer
     }
 
-    /// Number of actions once all are written.
+    /// The number of actions that the finished schedule has.
     fn last(&self) -> usize {
         let exchanges = self.sequence.executions.iter().filter(|run| self.is_exchange(run.node)).count();
         self.sequence.executions.len() + exchanges + self.sequence.transfers.len()

@@ -26,7 +26,7 @@ pub(super) struct Sections {
     pub(super) first: Vec<usize>,
     /// One past the last section of each slot.
     pub(super) last: Vec<usize>,
-    /// Length of its lifetime in the caller's unit of time.
+    /// Length of each slot's lifetime in the caller's unit of time.
     pub(super) duration: Vec<u64>,
     /// The number of sections.
     pub(super) count: usize,

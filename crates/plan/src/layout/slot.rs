@@ -5,7 +5,7 @@
 pub struct Slot {
     /// First action that touches the slot.
     pub start: usize,
-    /// One past the last action that touches it.
+    /// One past the last action that touches the slot.
     pub end: usize,
     /// Size, rounded up to the device's alignment.
     pub bytes: u64,

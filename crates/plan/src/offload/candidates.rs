@@ -94,7 +94,7 @@ pub(crate) type Combination = (usize, usize, u64);
 pub(crate) struct Found {
     /// The time of a micro-batch, or a lower bound on it.
     pub(crate) least_seconds: f64,
-    /// Times of a micro-batch and of the update, once they are known.
+    /// Times of a micro-batch and of the update, once they have been computed.
     pub(crate) seconds: Option<(f64, f64)>,
     /// Arena sizes in which it is known to fit, and known not to fit.
     pub(crate) fits: Option<ArenaBytes>,
@@ -105,7 +105,7 @@ pub(crate) struct Found {
 #[derive(Debug)]
 pub(crate) struct Candidates {
     pub(crate) recomputations: Vec<Recomputation>,
-    /// The first has everything in the arena.
+    /// Residencies of state. The first keeps all state in the arena.
     pub(crate) residencies: Vec<ResidencyOption>,
     /// Limits of a residency and a recomputation, falling.
     pub(crate) limits: RefCell<BTreeMap<(usize, usize), Vec<Limit>>>,

@@ -179,7 +179,7 @@ pub(crate) struct Division {
 #[derive(Clone, Debug)]
 pub(crate) struct StateAway {
     ranges: Vec<Away>,
-    /// Bytes that it takes of the tier.
+    /// Bytes that the state takes on the tier.
     taken: u64,
 }
 
@@ -194,7 +194,7 @@ impl StateAway {
         &self.ranges
     }
 
-    /// Bytes that they take of the tier.
+    /// Bytes that all state away takes on the tier.
     pub(crate) fn taken(&self) -> u64 {
         self.taken
     }

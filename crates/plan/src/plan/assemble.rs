@@ -26,7 +26,7 @@ use crate::schedule::{Backlog, Contents, Schedule, seconds_after};
 pub struct Tiered {
     /// Values wait on the tier where a micro-batch would take more transient bytes than this.
     pub limit: Option<TransientBytes>,
-    /// Bytes of state that live there.
+    /// Bytes of state that live on the tier.
     pub away: u64,
 }
 

@@ -24,7 +24,7 @@ pub use state::{StateDiffers, StateRange};
 pub struct Costed {
     /// The graph.
     pub graph: Graph,
-    /// Time and scratch of its nodes on the device.
+    /// Time and scratch of the graph's nodes on the device.
     pub facts: Facts,
 }
 

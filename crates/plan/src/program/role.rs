@@ -51,7 +51,7 @@ impl Role {
         }
     }
 
-    /// The phases of its graph that it runs.
+    /// The phases of the graph that schedules of this role run.
     pub fn phases(self) -> &'static [Phase] {
         match self {
             Role::First | Role::Further => &[Phase::Forward, Phase::Backward],

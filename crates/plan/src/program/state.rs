@@ -17,7 +17,7 @@ pub struct StateRange {
     pub ty: Type,
     /// Its purpose.
     pub purpose: Purpose,
-    /// The tier it lives in, if not in the arena.
+    /// The tier that the state lives on, if not in the arena.
     pub tier: Option<Tier>,
     /// First byte in the arena, or in the tier.
     pub offset: u64,

@@ -46,7 +46,7 @@ pub(crate) enum Item {
     Layer {
         /// The indices of the layers.
         layers: Range<usize>,
-        /// Storage values held from its forward pass on.
+        /// Values whose storage is held from the forward pass of the layers on.
         keep: Vec<Value>,
     },
     /// Consecutive layers that are dropped and recomputed together.

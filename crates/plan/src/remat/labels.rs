@@ -29,13 +29,13 @@ use super::work::Work;
 /// One operation, in topological order with the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LabelOp {
-    /// Operations whose outputs it reads, except values that always exist.
+    /// Operations whose outputs this one reads, except values that always exist.
     pub deps: Vec<usize>,
-    /// Bytes that keeping its output takes.
+    /// Bytes that the operation's output takes if it is kept.
     pub bytes: u64,
     /// Cost of running the node again.
     pub cost: f64,
-    /// Whether its output may be kept at all.
+    /// Whether the operation's output may be kept at all.
     pub keepable: bool,
 }
 

@@ -85,7 +85,7 @@ pub struct DagNode {
     /// Bytes it takes while it runs, beside the resident ones: its output, plus scratch, less the inputs whose bytes
     /// the output can take over.
     pub running: u64,
-    /// The nodes whose outputs it reads: earlier in the list, each once.
+    /// The nodes whose outputs this one reads: earlier in the list, each once.
     pub sources: Vec<usize>,
 }
 

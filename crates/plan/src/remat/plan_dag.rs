@@ -21,11 +21,11 @@ pub enum Unplannable {
         /// The smallest budget for which a schedule was found.
         smallest: u64,
     },
-    /// None was found, which does not prove that there is none.
+    /// No schedule was found, which does not prove that there is none.
     NotFound {
         /// The smallest budget for which a schedule was found.
         smallest: u64,
-        /// A budget below which there certainly is none.
+        /// A budget below which no schedule can exist.
         least: u64,
     },
     /// More nodes than the planner is built for.

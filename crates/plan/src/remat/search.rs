@@ -71,7 +71,7 @@ pub(crate) struct Search<'a, const W: usize> {
     /// Set operations so far; their number limits the search.
     work: Cell<u64>,
     allowed: u64,
-    /// Beyond this many, even a position that has begun is given up.
+    /// If the work exceeds this number, the search ends, even within a position.
     most: u64,
     /// Whether runs ahead of demand are tried.
     ahead: bool,

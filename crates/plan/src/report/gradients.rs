@@ -24,9 +24,9 @@ pub enum Persist {
 pub struct GradientReport {
     /// Bytes of all of them if they persist; otherwise the most that are alive at one time.
     pub bytes: u64,
-    /// Why they persist; `None` if each is used up inside the backward pass.
+    /// Why gradients persist; `None` if each is used up inside the backward pass.
     pub persist: Option<Persist>,
-    /// How often the backward pass makes them.
+    /// How often the backward pass makes each gradient.
     pub passes: usize,
     /// Forward passes over each micro-batch whose losses stand in for gradients; then there are none.
     pub probes: usize,

@@ -98,7 +98,7 @@ pub struct Buffer {
     pub offset: u64,
     /// First action that touches it; inputs and state are there from the beginning.
     pub start: usize,
-    /// One past the last action that touches it.
+    /// One past the last action that touches the buffer.
     pub end: usize,
 }
 
@@ -129,10 +129,10 @@ pub enum Action {
         outputs: Vec<BufferId>,
         /// The node's scratch, if it needs any.
         workspace: Option<BufferId>,
-        /// Outputs that are added to what their buffer holds, as a set of bits.
+        /// A set of bits, one per output: whether the output is added to what its buffer holds.
         accumulate: u32,
     },
-    /// Waits until the exchange between ranks that `node` is has ended.
+    /// Waits until an exchange between ranks has ended.
     Await {
         /// The exchange's node.
         node: NodeId,
@@ -204,15 +204,15 @@ impl Space {
 /// A list of actions with the buffers they work on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// The name of its role, such as `first` or `update`.
+    /// The name of the schedule's role, such as `first` or `update`.
     pub name: String,
     /// In execution order.
     pub actions: Vec<Action>,
-    /// All buffers; the first ones are state, without bytes where it is away.
+    /// All buffers. The first ones are state; a buffer of state that is away has no bytes.
     pub buffers: Vec<Buffer>,
     /// All transfers.
     pub copies: Vec<Copy>,
-    /// State that is elsewhere before the schedule and after it.
+    /// State that lies on a tier before the schedule and after it.
     pub away: Vec<Away>,
 }
 

@@ -24,7 +24,7 @@ pub(crate) enum Operand {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Execution {
     pub(crate) node: NodeId,
-    /// Where its inputs begin in that list.
+    /// Where the run's inputs begin in that list.
     first: u32,
     inputs: u32,
     outputs: u32,
@@ -49,7 +49,7 @@ pub(crate) struct Move {
 /// The beginning or the end of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
-    /// The execution it comes before.
+    /// The execution that the transfer comes before.
     pub(crate) before: usize,
     /// Index of the move.
     pub(crate) of: usize,

@@ -24,7 +24,7 @@ struct Walk<'a> {
     clock: f64,
     /// When each lane has finished its transfers.
     free: [f64; Lane::ALL.len()],
-    /// When each copy is done, once it is started.
+    /// When each copy is done, if it has been started.
     done: Vec<Option<f64>>,
     /// Whether a copy was waited for.
     waited: Vec<bool>,

@@ -95,7 +95,7 @@ impl<'a> MicroBatch<'a> {
         if self.is_bounded() { Ok(once.max(self.forced_seconds()?)) } else { Ok(once) }
     }
 
-    /// Whether its bound knows the budget.
+    /// Whether the bound depends on the budget.
     pub(super) fn is_bounded(&self) -> bool {
         self.tables.is_bounded(Scratch::Best)
     }

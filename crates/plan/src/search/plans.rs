@@ -264,7 +264,7 @@ fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>
     for &scratch in &amounts[if long { amounts.len() - 1 } else { 0 }..] {
         for away in [0, u64::MAX].into_iter().skip(usize::from(long)) {
             let tiered = Tiered { limit: Some(TransientBytes(0)), away };
-            // The entry is not judged: a caller that chooses it makes it again.
+            // This draft is not judged: a caller that chooses it makes it again.
             let draft = closed_draft(program, of.tables.states()?, &order, strategy, scratch, tiered);
             of.tables.work.look(draft.schedules.values().map(|schedule| schedule.actions.len()).sum());
             tried.push(of.entry(&draft, None, tiered));

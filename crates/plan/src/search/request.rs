@@ -20,7 +20,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// The micro-batches it leaves open, or the one it fixes.
+    /// The micro-batches that the request leaves open, or the one that it fixes.
     pub(crate) fn micro_batches(&self) -> Result<Vec<usize>, SearchError> {
         let (global_batch, fixed) = (self.global_batch, self.micro_batch);
         let divides = |b: usize| b > 0 && global_batch > 0 && global_batch.is_multiple_of(b);

@@ -59,7 +59,7 @@ impl<B: Build> Searcher<B> {
         Searcher::within(build, 0)
     }
 
-    /// The work that it has done so far.
+    /// The work that the searcher has done so far.
     pub fn work(&self) -> SearchWork {
         self.work.so_far()
     }

@@ -83,7 +83,7 @@ impl ProgramTables {
         ProgramTables { updates: updates.clone(), ..self }
     }
 
-    /// About how many bytes it takes with all its tables.
+    /// About how many bytes the program takes with all its tables.
     pub(crate) fn bytes(&self) -> u64 {
         let Costed { graph, facts } = &self.program.train;
         let per_node = if facts.link.is_some() { PER_NODE_WITH_TIER } else { PER_NODE };

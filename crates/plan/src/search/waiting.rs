@@ -22,7 +22,7 @@ pub(super) enum Tiles {
 #[derive(Clone, Copy)]
 pub(super) struct Waiting {
     pub(super) key: Key,
-    /// None of its plans takes less time.
+    /// A lower bound on the time of the micro-batch's plans.
     pub(super) seconds: f64,
     /// The micro-batch with the smallest value comes first, because fast plans rule out slow ones.
     pub(super) order: f64,
@@ -31,13 +31,13 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Known by its time without recomputation.
+    /// The micro-batch, ranked by its time without recomputation.
     pub(super) fn unbounded(key: Key, of: MicroBatch) -> Waiting {
         let seconds = of.once_seconds(Scratch::Best);
         Waiting { key, seconds, order: seconds, bounded: None }
     }
 
-    /// Known by its bound.
+    /// The micro-batch, ranked by its bound.
     pub(super) fn bounded(key: Key, of: MicroBatch) -> Result<Waiting, SearchError> {
         let seconds = of.bound()?;
         Ok(Waiting { key, seconds, order: seconds, bounded: Some(of.is_bounded()) })

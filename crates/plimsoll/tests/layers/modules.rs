@@ -10,7 +10,7 @@ use crate::tokens::tokens;
 pub(crate) struct Edge {
     pub(crate) from: String,
     pub(crate) to: String,
-    /// The module that does it, and the path it names.
+    /// The module with the import, and the path that it names.
     pub(crate) at: String,
 }
 
@@ -28,7 +28,7 @@ struct Import {
     name: String,
     /// The path that the names are imported from.
     from: Vec<String>,
-    /// Whether others than the module and its children see it.
+    /// Whether modules other than this one and its children see the name.
     public: bool,
 }
 

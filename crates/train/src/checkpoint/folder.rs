@@ -42,7 +42,7 @@ pub struct Checkpoints {
 pub struct Found {
     /// The checkpoint; `None` if the folder has no checkpoint that plimsoll wrote.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer ones that are broken, each with its reason.
+    /// Newer checkpoints that are broken, each with its reason.
     pub broken: Vec<FileError>,
     /// Newer folders by the name of a checkpoint that no run of plimsoll wrote.
     pub foreign: Vec<FileError>,

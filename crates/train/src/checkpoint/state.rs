@@ -192,7 +192,7 @@ impl TrainerState {
 /// Why a run cannot resume from a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Nothing shows that a run of plimsoll wrote it.
+    /// Nothing shows that a run of plimsoll wrote the checkpoint.
     Foreign(FileError),
     /// A run wrote it, and its content is known to be wrong: cut off, changed, incomplete.
     Broken(FileError),

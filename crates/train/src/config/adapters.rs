@@ -198,7 +198,7 @@ fn pairs<T>(
     pairs.map(|pairs| pairs.0.as_slice()).unwrap_or_default().iter().map(one).collect()
 }
 
-/// Refuses settings of new adapters where one is given that has its own.
+/// If an adapter with settings of its own is given, refuses settings that are meant for new adapters.
 pub(super) fn refuse_beside_adapter(raw: &RawConfig) -> Result<(), TrainError> {
     match adapter_kind::given(raw) {
         Some(flag) => Err(mistake(format!("--adapter has its own settings; leave out {flag}"))),

@@ -51,7 +51,7 @@ impl Config {
         }
     }
 
-    /// For an existing adapter only its folder: the folder states the rest.
+    /// For an existing adapter, only its folder is written, which states the other settings.
     fn with_adapters(&self, raw: RawConfig) -> RawConfig {
         let adapter = self.adapter.as_ref().map(|adapter| adapter.folder.clone());
         let Some(lora) = self.model.lora.as_ref().filter(|_| adapter.is_none()) else {

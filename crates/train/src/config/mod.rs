@@ -306,7 +306,7 @@ impl Config {
 }
 
 impl OutputConfig {
-    /// The names of both.
+    /// The kinds of files that are kept, by name.
     fn names(&self) -> Vec<String> {
         let names = [("tensorboard", self.tensorboard), ("html", self.html)];
         names.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| (*name).to_owned()).collect()

@@ -226,7 +226,7 @@ pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainErro
             within("--global-batch", global)?;
             Ok((global, Some(USUAL_BATCH)))
         }
-        // A user of the other name expects its default, one micro-batch a step.
+        // A user who gives the size per device expects its default: one micro-batch a step.
         (None, Some(micro), None) if raw.per_device_train_batch_size.is_some() => {
             Ok((micro * ranks, Some(micro)))
         }
@@ -334,7 +334,7 @@ pub(super) fn warmup(raw: &RawConfig, decay: Decay) -> Result<Warmup, TrainError
         (_, Some(ratio)) if !(0.0..=1.0).contains(&ratio) => {
             return Err(mistake(format!("--warmup-ratio must lie in 0..1, got {ratio}")));
         }
-        // As in transformers: this many steps, unless that is 0.
+        // As in transformers, a number of steps overrides the ratio, unless it is 0.
         (Some(0) | None, Some(ratio)) => Warmup::Ratio(ratio),
         (Some(steps), _) => Warmup::Steps(steps),
         (None, None) => Warmup::Usual,

@@ -31,13 +31,13 @@ pub struct Batches {
 pub struct Group {
     /// The pass over the data, counted from 0; always 0 for endless data.
     pub epoch: u64,
-    /// Place in the epoch of its first sequence.
+    /// Place in the epoch of the group's first sequence.
     pub first: u64,
     /// Sequences in the group: the global batch, or the rest of the epoch.
     pub sequences: u64,
-    /// Targets that count in the loss, over all its sequences.
+    /// Targets that count in the loss, over all sequences of the group.
     pub valid_tokens: u64,
-    /// Micro-batches it takes, an incomplete last one included.
+    /// Micro-batches of the group, an incomplete last one included.
     pub micro_batches: u64,
 }
 

@@ -58,7 +58,7 @@ pub(super) struct Notes {
     pub(super) skipped: u64,
     /// The fault of the first sample that was passed over.
     pub(super) first_skipped: Option<String>,
-    /// Learned tokens that begin before the answer they reach into.
+    /// Learned tokens that begin in a prompt and reach into its answer.
     pub(super) seams: u64,
 }
 
@@ -230,7 +230,7 @@ impl Writer {
         self.notes.first_skipped.get_or_insert(why);
     }
 
-    /// Counts learned tokens that begin before the answer they reach into.
+    /// Counts learned tokens that begin in a prompt and reach into its answer.
     pub(super) fn count_seams(&mut self, seams: u64) {
         self.notes.seams += seams;
     }

@@ -38,7 +38,7 @@ pub struct Counts {
     pub tokens: u64,
     /// Samples longer than a row.
     pub cut: u64,
-    /// The part of `tokens` beyond the first row of their sample.
+    /// Tokens of samples that are longer than a row, from the second row on.
     pub beyond: u64,
     /// Further tokens of these samples that are in no row: a classifier reads one row of a text, and a row in which
     /// nothing is learned is left out.

@@ -28,7 +28,7 @@ pub struct Dataset {
     pub skipped: u64,
     /// The fault of the first sample that was passed over.
     pub first_skipped: Option<String>,
-    /// Learned tokens that begin before the answer they reach into.
+    /// Learned tokens that begin in a prompt and reach into its answer.
     pub seams: u64,
     /// Samples, or row-long parts of them, that were left out because nothing in them is learned.
     pub untaught: u64,

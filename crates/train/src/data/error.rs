@@ -83,7 +83,7 @@ pub enum DataError {
     },
     /// The chat template has a mistake.
     Template {
-        /// The file it comes from, if any.
+        /// The file that the template comes from, if any.
         path: Option<PathBuf>,
         /// The fault.
         why: String,

@@ -9,7 +9,7 @@ use super::{DataError, IGNORED, Sequence, Source, Task, Tokenizer};
 /// A sample, or the piece of one that lies in a row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// The row of the first epoch it lies in, counted from 1.
+    /// The row of the first epoch in which the sample lies, counted from 1.
     pub row: u64,
     /// Its place among the texts of that row, counted from 1, and how many there are.
     pub place: (usize, usize),

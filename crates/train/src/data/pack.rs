@@ -17,7 +17,7 @@ use crate::reading;
 /// Consecutive positions of one document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Where its first id stands in the cache.
+    /// Where the piece's first id stands in the cache.
     pub(super) first: u64,
     /// Positions that the document takes in a row.
     pub(super) len: u32,

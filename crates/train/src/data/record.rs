@@ -26,7 +26,7 @@ impl Record {
         Record::Fields { line, fields, bytes }
     }
 
-    /// About how much memory it takes.
+    /// About how much memory the record takes.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Record::Piece { text, .. } => text.len(),
@@ -35,7 +35,7 @@ impl Record {
         }
     }
 
-    /// The memory it takes until it is encoded.
+    /// The memory that the record takes until it is encoded.
     pub(super) fn extent(&self) -> Extent {
         let bytes = self.bytes() as u64;
         match self {

@@ -18,7 +18,7 @@ use super::record::{Record, too_long};
 use super::room::{Extent, Room};
 use crate::reading;
 
-/// Bytes of a piece of text, where there is room for that.
+/// Bytes of a piece of text, if there is room for so many.
 const PIECE: usize = 1 << 18;
 /// Bytes that are searched for the end of a piece that is too long.
 const LOOKED_THROUGH: u64 = 1 << 28;

@@ -58,7 +58,7 @@ pub(super) struct Extent {
     /// Bytes of text.
     pub(super) bytes: u64,
     pub(super) form: Form,
-    /// Commas, colons and brackets of its JSON.
+    /// Commas, colons and brackets of the sample's JSON.
     pub(super) values: u64,
 }
 
@@ -82,13 +82,13 @@ impl Extent {
         Extent { bytes, form: Form::Text, values: 0 }
     }
 
-    /// Bytes that it takes until it is encoded.
+    /// Bytes that the sample takes until it is encoded.
     fn held(&self) -> u64 {
         let (per_byte, per_value) = match self.form {
             Form::Text => (1, 0),
             Form::Fields => (PER_BYTE_OF_LINE, PER_VALUE),
             Form::Escaped => (PER_BYTE_ESCAPED, PER_VALUE),
-            // The template has values of its own.
+            // The template holds a copy of the values.
             Form::Conversation => (PER_BYTE_RENDERED, 2 * PER_VALUE),
         };
         self.bytes.saturating_mul(per_byte).saturating_add(self.values.saturating_mul(per_value))
@@ -134,7 +134,7 @@ impl Room {
     /// The least budget with which this many bytes of a sample may pass a tokenizer at once.
     pub(super) fn least_unbroken(&self, sample: &Extent, words: bool, bytes: u64) -> u64 {
         let window = (bytes + 1).saturating_mul(per_byte_at_once(words));
-        // Other samples of its batch take up to a quarter.
+        // Other samples of the same batch take up to a quarter.
         let needed =
             window.saturating_add(sample.held()).saturating_add(FOR_ANY).div_ceil(3).saturating_mul(4);
         self.budget(needed.max(self.needed(sample)).saturating_add(16))

@@ -40,7 +40,7 @@ const MOST_CLASSES: usize = 1 << 16;
 pub(super) struct Ids<'a> {
     each: &'a mut (dyn FnMut(u32) + Send),
     last: Option<u32>,
-    /// Learned tokens that begin before the answer they reach into.
+    /// Learned tokens that begin in a prompt and reach into its answer.
     pub(super) seams: u64,
 }
 

@@ -138,7 +138,7 @@ impl ChatTemplate {
         DataError::Template { path: self.file.clone(), why }
     }
 
-    /// The file it came from, where there is one.
+    /// The file that the template came from, if there is one.
     pub(super) fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }

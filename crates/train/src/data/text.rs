@@ -39,12 +39,12 @@ struct Document {
     path: PathBuf,
     bytes: u64,
     modified: Option<SystemTime>,
-    /// Where its [`BEGIN`] stands in the stream.
+    /// Where the document's [`BEGIN`] stands in the stream.
     first_token: u64,
 }
 
 impl Document {
-    /// One past its [`END`] in the stream.
+    /// One past the document's [`END`] in the stream.
     fn end_token(&self) -> u64 {
         self.first_token + self.bytes + 2
     }

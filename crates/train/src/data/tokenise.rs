@@ -49,7 +49,7 @@ type Encoded = (Vec<u32>, Told);
 #[derive(Debug, Default)]
 struct Told {
     label: Option<Label>,
-    /// Learned tokens that begin before the answer they reach into.
+    /// Learned tokens that begin in a prompt and reach into its answer.
     seams: u64,
 }
 

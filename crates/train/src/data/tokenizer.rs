@@ -30,7 +30,7 @@ use settings::{Settings, found};
 #[derive(Debug)]
 pub struct Tokenizer {
     kind: Kind,
-    /// The file it was read from, if any.
+    /// The file that the vocabulary was read from, if any.
     path: Option<PathBuf>,
     vocabulary: usize,
     opening: Vec<i32>,
@@ -125,7 +125,7 @@ impl Tokenizer {
         })
     }
 
-    /// The file it was read from, if any.
+    /// The file that the vocabulary was read from, if any.
     pub(super) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }

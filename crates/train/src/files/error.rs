@@ -16,14 +16,14 @@ pub enum FileError {
         /// The fault, and the way out.
         why: String,
     },
-    /// The system does not let it be read.
+    /// The system does not let us read the file.
     Unreadable {
         /// The file or folder.
         path: PathBuf,
         /// The system's words.
         why: String,
     },
-    /// The system does not let it be written: no room, no permission.
+    /// The system does not let us write the file: no room, no permission.
     Unwritable {
         /// The file or folder.
         path: PathBuf,

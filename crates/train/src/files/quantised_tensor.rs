@@ -49,7 +49,7 @@ pub struct QuantisedTensor<'a> {
     pub form: Quantised,
     /// Extents `(out, in)` of the tensor.
     pub shape: [usize; 2],
-    /// The element type of its dequantised numbers.
+    /// The element type of the dequantised numbers.
     pub dtype: Dtype,
     /// Added to scales in eight bits.
     pub(crate) offset: f32,
@@ -260,7 +260,7 @@ impl<'a> QuantisedTensor<'a> {
         Ok(scales)
     }
 
-    /// The name of the layer that it belongs to.
+    /// The name of the layer that the tensor belongs to.
     fn module(&self) -> &str {
         self.name.trim_end_matches(".weight")
     }

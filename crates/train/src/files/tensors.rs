@@ -155,7 +155,7 @@ impl TensorFile {
             let [ours, others] = pieces.each_mut().map(|piece| &mut piece[..PIECE.min(elements - first)]);
             self.read(own, first, ours)?;
             other.read(theirs, first, others)?;
-            // By bits, so that NaN equals its copy.
+            // Compared as bits, so that a NaN equals its copy.
             if !ours.iter().zip(others.iter()).all(|(a, b)| a.to_bits() == b.to_bits()) {
                 return Ok(false);
             }

@@ -26,7 +26,7 @@ pub struct GenerationConfig {
     pub temperature: f32,
     /// Tokens are drawn only from this many likeliest ones; from all if absent.
     pub top_k: Option<usize>,
-    /// Only the likeliest that together have this probability are drawn from.
+    /// The next token is drawn from the likeliest tokens that together have this probability.
     pub top_p: f32,
     /// Most tokens to write, if stated.
     pub max_new_tokens: Option<usize>,

@@ -9,7 +9,7 @@ pub struct Sampling {
     pub temperature: f32,
     /// Tokens are drawn only from this many likeliest ones; from all if absent.
     pub top_k: Option<usize>,
-    /// Only the likeliest that together have this probability are drawn from.
+    /// The next token is drawn from the likeliest tokens that together have this probability.
     pub top_p: f32,
     /// Makes the draws repeatable.
     pub seed: u64,

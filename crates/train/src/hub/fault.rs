@@ -10,7 +10,7 @@ use crate::files::FileError;
 /// A reason why a model could not be downloaded.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The model is there, without this.
+    /// The model exists, but lacks this file.
     Lacks(&'static str),
     /// The repository holds an adapter and no model.
     Adapter,

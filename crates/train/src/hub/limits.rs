@@ -13,7 +13,7 @@ pub struct HubLimits {
     /// Bytes that a file's connection must bring in each [`window`](Self::window), so that a byte now and then does not
     /// keep a run waiting.
     pub least: u64,
-    /// The time in which they must come.
+    /// The time within which these bytes must arrive.
     pub window: Duration,
     /// Time for a whole answer that is not a file, redirects included; also for the headers of a file.
     pub metadata: Duration,

@@ -39,7 +39,7 @@ pub(super) fn titled(character: char) -> String {
         0x10d0..=0x10fa | 0x10fd..=0x10ff => character.to_string(),
         code @ (0x1f80..=0x1faf | 0x1fbc | 0x1fcc | 0x1ffc) => one(code | 8),
         code @ (0x1fb3 | 0x1fc3 | 0x1ff3) => one(code + 9),
-        // An iota below the letter stays there.
+        // An iota that is written below the letter stays below it.
         0x1fb2 | 0x1fb4 | 0x1fb7 | 0x1fc2 | 0x1fc4 | 0x1fc7 | 0x1ff2 | 0x1ff4 | 0x1ff7 => {
             upper().map(|part| if part == '\u{399}' { '\u{345}' } else { part }).collect()
         }

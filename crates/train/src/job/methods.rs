@@ -27,7 +27,7 @@ pub struct Method {
     adapters: Option<NewAdapters>,
     /// Whether the frozen weights are in 4 bits.
     in_four_bits: bool,
-    /// The optimizer where the method is one.
+    /// The optimizer, if the method consists of choosing one.
     optim: Option<&'static str>,
 }
 

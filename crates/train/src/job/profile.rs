@@ -18,9 +18,9 @@ pub struct ProfileLine {
     pub calls: usize,
     /// Seconds of all these calls together.
     pub seconds: f64,
-    /// Floating-point operations of their products.
+    /// Floating-point operations of the products in these calls.
     pub matmul_flops: f64,
-    /// Bytes that they read and write.
+    /// Bytes that these calls read and write.
     pub bytes: f64,
 }
 

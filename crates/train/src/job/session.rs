@@ -40,7 +40,7 @@ const TIMED_RUNS: usize = 4;
 pub struct Session {
     config: Config,
     summary: Summary,
-    /// Before the trainer, whose last word they wait for.
+    /// The other ranks. They are told to end before the trainer is dropped.
     ranks: Option<OtherRanks>,
     trainer: Trainer,
     device_name: String,

@@ -40,7 +40,7 @@ pub enum Stage<'a> {
     Considering {
         /// Rows of its micro-batches.
         micro_batch: usize,
-        /// Whether its networks run in tiles of rows.
+        /// Whether feed-forward networks run in tiles of rows.
         tiles: bool,
     },
 }

@@ -34,7 +34,7 @@ const SECONDS_PER_DAY: u64 = 86_400;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// [`OPS_FILE_VERSION`] when it was written.
+    /// The value of [`OPS_FILE_VERSION`] when the file was written.
     pub version: u32,
     /// The machine it was measured on: on another one the times do not hold.
     pub machine: String,

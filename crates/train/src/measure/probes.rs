@@ -88,7 +88,7 @@ struct Probe {
     model: LanguageModel,
     options: Options,
     rows: usize,
-    /// Whether its networks run in tiles.
+    /// Whether feed-forward networks run in tiles.
     tiled: bool,
 }
 

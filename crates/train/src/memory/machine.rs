@@ -185,7 +185,7 @@ mod tests {
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Thu\n",
         );
         let library = root.write("usr/lib64/libcuda.so.1", "");
-        // A card, its sound, and the card of another maker.
+        // A graphics card, that card's audio device, and a graphics card of another maker.
         let devices = [
             ("01:00.0", "0x10de", "0x030200"),
             ("01:00.1", "0x10de", "0x040300"),

@@ -52,7 +52,7 @@ pub(super) struct Matrices {
 }
 
 impl Matrices {
-    /// A parameter of the adapter, from memory if it was among the last.
+    /// A parameter of the adapter. The last few that were read are kept in memory.
     pub(super) fn get(
         &self,
         weights: &ModelFolder,

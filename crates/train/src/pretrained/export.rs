@@ -35,7 +35,7 @@ use crate::pretrained::{AdapterFolder, Pretrained};
 /// Numbers of a block, unless a row is longer.
 const BLOCK: usize = 256 << 10;
 
-/// The change to a tensor on its way.
+/// How a tensor is changed while it is written.
 enum Change {
     /// An adapter is merged in, in this way.
     Merged(Adapter, Merging),
@@ -213,7 +213,7 @@ impl Merge<'_> {
         let last = self.folder.files().len() - 1;
         for (which, file) in self.folder.files().iter().enumerate() {
             let kept = file.tensors().iter().filter(|(name, _)| {
-                // The head for another task, once the adapter brings its own.
+                // A head for another task is left out if the adapter has a head of its own.
                 !(self.is_stale(name)
                     || self.dropped.contains(*name)
                     || new_head && self.adapter.configuration.architecture.ignores(name))

@@ -7,7 +7,7 @@ use crate::files::{Dtype, FileError, ModelFolder, QuantisedTensor, TensorFile, T
 pub(super) enum StoredWeight<'a> {
     /// A file holds the numbers.
     Whole(&'a TensorFile),
-    /// A file has their codes, in the order of the tensor.
+    /// A file holds codes of the numbers, in the order of the tensor.
     Coded(QuantisedTensor<'a>),
     /// They were dequantised and turned, since the model stores `(in, out)` and codes are `(out, in)`.
     Turned(Vec<f32>),

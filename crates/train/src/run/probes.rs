@@ -118,7 +118,7 @@ impl Probes {
         if self.errors == Some(ErrorsOf::Answers) { self.answers.max(1) as f64 } else { 1.0 }
     }
 
-    /// The number of probes' directions.
+    /// The number of probes.
     pub(crate) fn count(&self) -> usize {
         self.losses.len()
     }

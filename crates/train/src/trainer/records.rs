@@ -102,11 +102,11 @@ impl From<Best> for BestRecord {
 pub struct RankRecord {
     /// The rank's number.
     pub rank: usize,
-    /// The most bytes of its arena that were in use.
+    /// The most bytes of the rank's arena that were in use.
     pub peak_bytes: u64,
     /// Peak resident memory of its process, or its part of one where ranks are threads.
     pub process_bytes: u64,
-    /// Seconds of its steps in which it did not wait for other ranks.
+    /// Seconds of the steps in which the rank did not wait for others.
     pub busy_seconds: f64,
 }
 
@@ -141,7 +141,7 @@ pub struct EndRecord {
     /// Whether the run ended before its last step because it no longer got better.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped_early: bool,
-    /// Every rank, where there are several.
+    /// Figures of every rank, if there are several ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranks: Vec<RankRecord>,
     /// The rank that was busy the longest.

@@ -171,7 +171,7 @@ impl Transfers {
         for (run, &live) in self.live.iter().enumerate() {
             let (there, home) = (self.inward[run], self.outward[run]);
             let back = live.saturating_sub(limit);
-            // State may be dropped where it was not written.
+            // State that was not written needs no transfer out.
             let out = back.saturating_sub(come);
             let until = self.until[run];
             let before =
@@ -352,7 +352,7 @@ fn gaps(sequence: &Sequence, first_home: usize) -> Vec<Gap> {
                 }
                 written = before;
             } else if !writes {
-                // An input of the graph: the caller wants it where it wrote it.
+                // An input of the graph stays where the caller wrote it.
                 continue;
             }
             known[instance] = Some((if writes { Some(run) } else { written }, run + 1));

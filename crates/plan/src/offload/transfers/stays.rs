@@ -101,7 +101,7 @@ struct Stay {
 
 /// All stays of an order, by first user, and the gaps between their users.
 struct Stays {
-    /// Instances before those of state.
+    /// The number of instances before those of state.
     values: usize,
     taken: u64,
     list: Vec<Stay>,

@@ -62,7 +62,7 @@ pub(crate) struct ChainOptimum {
     options: Options,
     /// Filled when it is first needed: often the bound of a micro-batch shows that it is not needed.
     table: OnceCell<Filled>,
-    /// Transient budgets up to which it answers.
+    /// The largest transient budget that the table answers for.
     cap: TransientBytes,
     turn: Turn,
     /// A bound on the time of any schedule.

@@ -33,14 +33,14 @@ pub(crate) struct LayerOption {
     pub(crate) keep: Vec<usize>,
     /// Bytes kept from the forward pass to the backward pass, the output included.
     pub(crate) kept_bytes: u64,
-    /// Most bytes alive during its forward pass.
+    /// Most bytes alive during the layer's forward pass.
     pub(crate) forward_peak: u64,
     /// Most bytes alive when its forward pass runs again inside a dropped segment. Pinned values are not counted, since
     /// they already exist.
     pub(crate) again_peak: u64,
-    /// Most bytes alive during its backward pass.
+    /// Most bytes alive during the layer's backward pass.
     pub(crate) backward_peak: u64,
-    /// Time of its backward pass, recomputing included.
+    /// Time of the layer's backward pass, recomputing included.
     pub(crate) backward_seconds: f64,
     /// Whether all its kept values are made on the way to the layer's output, so that they exist once a dropped segment
     /// has run again.
@@ -70,7 +70,7 @@ pub(crate) struct Options {
     pub(crate) passage_seconds: f64,
     /// Bytes of values that never run twice: every option keeps them, and they exist even when the layer is dropped.
     pub(crate) pinned_bytes: u64,
-    /// Bytes of its output, and so of the gradient of that output.
+    /// Bytes of the layer's output, and so of the gradient of that output.
     pub(crate) boundary_bytes: u64,
     /// The frontiers at the turn.
     pub(crate) frontiers: Frontiers,
@@ -285,9 +285,9 @@ fn closure_cost(ops: &[LabelOp], demanded: &[usize], keep: &[usize]) -> f64 {
 struct Part {
     /// The node's position in the layer.
     node: usize,
-    /// The outputs that are kept together.
+    /// The outputs of the node that are kept together or not at all.
     values: Vec<Value>,
-    /// If a node has several parts, the first stands for its run and the others for its further outputs.
+    /// For a part of further outputs of a node: the index of the node's first part, which stands for its run.
     of_run: Option<usize>,
     keepable: bool,
     /// Whether it is pinned: it always exists, and there is nothing to decide.

@@ -48,7 +48,7 @@ pub(crate) enum Family {
 /// The nodes between the forward and the backward pass of the last layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
-    /// The most bytes alive while they run.
+    /// The most bytes alive while the layers run.
     pub(crate) peak: u64,
     pub(crate) seconds: f64,
 }
@@ -208,7 +208,7 @@ impl Table {
         (1..=self.layers()).map(|length| row(Family::Turn, length) + row(Family::Inner, length)).sum()
     }
 
-    /// The number of layers it was filled for.
+    /// The number of layers that the table was filled for.
     pub(crate) fn layers(&self) -> usize {
         self.turn.len() - 1
     }

@@ -89,7 +89,7 @@ impl GraphOptimum {
         })
     }
 
-    /// A transient budget for which there surely is a plan.
+    /// A transient budget in which a plan certainly exists.
     fn enough_bytes(&self) -> u64 {
         self.within.enough_bytes().saturating_add(self.model.beside)
     }

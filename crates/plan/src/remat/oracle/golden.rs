@@ -93,7 +93,7 @@ fn more_memory_never_costs_more_and_all_of_it_costs_nothing() {
 
 #[test]
 fn a_long_chain_is_planned_inside_every_budget_with_a_valid_bound() {
-    // Too long for a proof: the beam and the bound have to carry it.
+    // The chain is too long for a proof, so the beam search and the bound are tested.
     let dag = Dag::unit_chain(100);
     for memory in [8, 16, 30, 60] {
         let plan = plan_dag(&dag, memory, DagEffort::default()).unwrap();

@@ -133,7 +133,7 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
                         transfers.seconds_within(limit).zip(transfers.within(limit, &sequence)).unwrap();
                     assert!(seconds >= transfers.lower_bound(limit) * (1.0 - 1e-12));
                     let tiered = Tiered { limit: Some(TransientBytes(limit)), away: bytes };
-                    // The judge has the last word in there.
+                    // The plan passes the judge.
                     let plan = assemble(&program, &order, strategy, Scratch::Best, tiered).unwrap();
                     let (graph, facts) = (&part.graph, &part.facts);
                     let slots = slots_of(graph, facts, Scratch::Best, &spilled);
@@ -282,7 +282,7 @@ fn what_was_asked_before_changes_no_answer() {
 
 #[test]
 fn a_budget_below_what_an_update_has_in_at_once_is_refused_without_a_layout() {
-    // The update of the table takes four of its size, and a micro-batch two.
+    // The update of the table takes four times its size, and a micro-batch twice.
     let tables =
         ProgramTables::new(gpt2(8000, 1, Some(link(1e9))), ArenaBytes(u64::MAX), WorkCount::default())
             .unwrap();

@@ -137,7 +137,7 @@ fn only_completions_are_learned_and_the_text_is_tokenised_as_one() {
     let row = &in_order(&spec(&folder, &path, 32), &tokenizer)[0];
     let whole = tokenizer.encode("The mark and no deeper.").unwrap();
     assert_eq!(row.tokens[..whole.len()], whole);
-    // `mark` reaches across the seam: it is learned, as in TRL, and counted.
+    // The token `mark` reaches from the prompt into the answer: it is learned, as in TRL, and counted.
     let placed = tokenizer.encode_placed("The mark and no deeper.").unwrap();
     let first = 1 + placed.iter().position(|&(_, (_, to))| to > 6).unwrap();
     assert!(placed[first - 1].1.0 < 6, "{placed:?}");

@@ -85,7 +85,7 @@ impl Conversation {
         self.more.iter().map(|(name, value)| (name.as_str(), value.clone()))
     }
 
-    /// About how many bytes it takes.
+    /// About how many bytes the conversation takes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -7,8 +7,8 @@
 //! whole    …[Round 1002] q: And now? a: Seven.…        every run of digits may be another one
 //! ```
 
-/// The places in `other` of ascending places of `text`, if both are the same up to the last place. Numbers may differ,
-/// unless a place lies inside one.
+/// Finds in `other` the places that correspond to `places` of `text`, which ascend. Up to the last place both texts must
+/// be equal except for numbers. A number with a place inside it must be equal too.
 pub(super) fn places_but_for_numbers(text: &str, other: &str, places: &[usize]) -> Option<Vec<usize>> {
     let (text, other) = (text.as_bytes(), other.as_bytes());
     let (mut here, mut there) = (0, 0);

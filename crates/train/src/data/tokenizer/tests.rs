@@ -158,11 +158,11 @@ fn of_several_templates_conversations_with_tools_take_the_one_for_tools() {
     let source = |tools: Option<&Json>| listed.template_for(tools).unwrap().unwrap().source();
     assert_eq!(source(Some(&json!([{"name": "f"}]))), "tools");
     assert_eq!((source(None), source(Some(&json!(null)))), ("plain", "plain"));
-    // As transformers has it, a file of its own stands for the whole list.
+    // As in transformers, a template in a file of its own replaces the whole list.
     folder.write("chat_template.jinja", "file");
     let file = Tokenizer::open(folder.path()).unwrap();
     assert_eq!(file.template_for(Some(&json!([]))).unwrap().unwrap().source(), "file");
-    // Beside it, each further template has a file.
+    // Beside that file, each further template has a file.
     folder.write("additional_chat_templates/tool_use.jinja", "tools in a file");
     folder.write("additional_chat_templates/rag.jinja", "{% broken");
     let beside = Tokenizer::open(folder.path()).unwrap();

@@ -21,7 +21,7 @@ pub(crate) struct Dict {
 }
 
 impl Dict {
-    /// A dictionary that came with the data; its keys differ.
+    /// A dictionary from the data, whose keys are all different.
     pub(crate) fn given(entries: Vec<(Value, Value)>) -> Value {
         let depth = depth_of(entries.iter().map(|(_, value)| value));
         Value::Dict(Rc::new(Dict { entries, depth, ..Dict::default() }))

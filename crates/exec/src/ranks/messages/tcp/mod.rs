@@ -60,7 +60,7 @@ struct Peer {
     length: [u8; LENGTH],
     /// The message that is coming or has come.
     inbox: Vec<u64>,
-    /// Bytes of the frame that have come, its length included.
+    /// Bytes of the frame that have arrived, its length included.
     come: usize,
     /// Whether the other rank has said that it ends.
     ended: bool,

@@ -40,7 +40,7 @@ const LLAMA_70B: Shape =
 /// A backward operation.
 struct Backward {
     needs: Vec<usize>,
-    /// Gradient bytes while it runs and after it.
+    /// Gradient bytes while the operation runs and after it.
     during: u64,
     after: u64,
     cost: f64,

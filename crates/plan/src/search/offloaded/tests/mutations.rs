@@ -161,7 +161,7 @@ fn swap_starts(schedule: &mut Schedule, pick: usize) -> Option<()> {
     let (first, second) = neighbours(schedule, closed, pick)?;
     let open = open(schedule);
     let is_open = |at: usize| closed(&schedule.actions[at]).is_some_and(|copy| open.contains(&copy));
-    // Of two that stay open, either may be first.
+    // If both transfers stay open, either may be first.
     (!is_open(first) && !is_open(second)).then(|| schedule.actions.swap(first, second))
 }
 

@@ -243,7 +243,7 @@ fn bytes_of_a_table_that_are_no_text_are_refused_by_column_and_row_unless_nothin
         "{said}"
     );
     assert_eq!(bytes(&DataSpec { skip_bad_lines: true, ..refused }).skipped, 1);
-    // The library stops at a column that says it is text and is none.
+    // The library stops at a column that is declared as text and holds none.
     let path = table(&folder, "(UTF8)", broken, b"");
     let said = fault(&spec(&folder, &path, 4));
     let expected =
