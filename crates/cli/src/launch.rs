@@ -38,9 +38,9 @@ struct Launcher {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Mpi,
-    /// At the stated address.
+    /// The processes meet at the stated address.
     Address,
-    /// Not at all.
+    /// The launcher does not say where the processes meet.
     None,
 }
 

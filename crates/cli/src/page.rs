@@ -17,9 +17,9 @@ const SCRIPT: &str = include_str!("page/drawing.js");
 /// A template with places for style, script and data.
 pub(crate) struct Page(&'static str);
 
-/// Of a plan.
+/// The page of a plan.
 pub(crate) const PLAN: Page = Page(include_str!("page/plan.html"));
-/// Of a run.
+/// The page of a run.
 pub(crate) const REPORT: Page = Page(include_str!("page/report.html"));
 
 /// Parts of a run's page that are there without its script.

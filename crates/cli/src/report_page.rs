@@ -32,7 +32,7 @@ const RENEWAL_SECONDS: u64 = 15;
 pub(crate) enum State {
     /// The page is written by the run, while it is running.
     Running,
-    /// No more.
+    /// The run is over.
     Over,
 }
 
@@ -215,7 +215,7 @@ impl Curve {
     }
 }
 
-/// Two records as one.
+/// Merges two records into one.
 fn merged(before: &StepRecord, last: &StepRecord) -> StepRecord {
     let mean_over = before.mean_over + last.mean_over;
     let mean = |of: fn(&StepRecord) -> f64| {

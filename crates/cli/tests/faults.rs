@@ -152,7 +152,7 @@ fn records_that_cannot_be_written_to_standard_output_are_dropped_and_the_run_goe
     assert_eq!(err.matches(note).count(), 1, "{err}");
     assert_eq!(weights(&home, "out"), weights(&home, "whole"));
     assert_eq!(home.losses("out"), home.losses("whole"));
-    // No reader at all.
+    // The output has no reader.
     let mut command = home.command(&training("--output-dir silent --json"));
     assert!(command.stdout(full()).stderr(full()).status().unwrap().success());
     assert_eq!(weights(&home, "silent"), weights(&home, "whole"));

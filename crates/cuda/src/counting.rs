@@ -131,7 +131,7 @@ enum Compared {
     Nothing,
     /// The next reading.
     Next,
-    /// This earlier reading.
+    /// Later readings are compared with this earlier one.
     With(Reading),
 }
 

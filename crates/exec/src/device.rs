@@ -263,9 +263,9 @@ pub trait Device: Send + Debug {
         Err(no_tier(&self.name(), tier))
     }
 
-    /// Announces the schedule that runs after the next one. Such a device may start some of its transfers early, where
-    /// the next one asks for it ([`Action::StartNext`](plimsoll_plan::Action::StartNext)); if another schedule comes
-    /// instead, it must settle them first.
+    /// Announces the schedule that will run after the next one. If the next schedule asks for it
+    /// ([`Action::StartNext`](plimsoll_plan::Action::StartNext)), the device may start some transfers of the announced
+    /// schedule early. It must settle these transfers if another schedule comes instead.
     fn expect(&mut self, _next: Option<ScheduleId>) {}
 
     /// Runs a schedule.

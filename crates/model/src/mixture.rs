@@ -129,7 +129,7 @@ pub(crate) struct Routers {
 }
 
 impl Routers {
-    /// Of a model with `layers` layers.
+    /// The router losses of a model with `layers` layers.
     pub(crate) fn new(mixture: Option<&Mixture>, layers: usize, tokens: Option<Tokens>) -> Routers {
         let sparse =
             mixture.map_or(0, |mixture| (0..layers).filter(|&layer| mixture.is_sparse(layer)).count());

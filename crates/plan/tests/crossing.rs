@@ -193,7 +193,7 @@ fn only_state_on_its_way_home_may_be_left_open() {
     let again = [&fetched[..], &home, &[Action::Start { copy: 2 }]].concat();
     let inward = Copy::new(BufferId(STAY), Tier::Disk, HOME, Direction::In);
     assert_eq!(judged(inward, again.clone()), "nobody waits for copy 2");
-    // To another place, and of a value.
+    // The copy goes to another place, or moves a value instead of state.
     let elsewhere = Copy::new(BufferId(STAY), Tier::Disk, 0, Direction::Out);
     assert_eq!(judged(elsewhere, again.clone()), "nobody waits for copy 2");
     let value = Copy::new(BufferId(G), Tier::Disk, 0, Direction::Out);

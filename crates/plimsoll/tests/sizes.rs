@@ -24,7 +24,7 @@ const LONG: [(&str, &str); 1] = [(
 struct Function {
     name: String,
     lines: usize,
-    /// Without `self`.
+    /// The number of parameters, without `self`.
     parameters: usize,
 }
 

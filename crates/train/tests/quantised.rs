@@ -20,7 +20,7 @@ use safetensors::tensor::TensorView;
 mod support;
 use support::{Golden, STRATEGIES, distance};
 
-/// As in `lora.rs`.
+/// The tolerance on losses, as in `lora.rs`.
 const LOSS: f32 = 5e-6;
 const STEPS: usize = 10;
 

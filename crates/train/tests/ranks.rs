@@ -187,7 +187,7 @@ fn bytes_on_the_wire_are_those_of_the_plan_and_of_zero() {
             .filter(|(name, _)| name.starts_with("grad."))
             .map(|(_, ty)| ty.bytes() as u64)
             .sum();
-        // All sizes divide by four.
+        // All sizes are multiples of four, so shards have no padding.
         assert_eq!(program.update_wire_bytes(), 2 * gradients * (ranks as u64 - 1) / ranks as u64);
     }
 }

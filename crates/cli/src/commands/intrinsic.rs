@@ -73,7 +73,7 @@ fn check_gain(curve: &IntrinsicCurve) -> Result<(), Failure> {
     Err(TrainError::Config(why.into()).into())
 }
 
-/// One of the runs.
+/// The kinds of runs.
 enum Kind {
     /// The model as it is.
     Start,

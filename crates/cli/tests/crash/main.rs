@@ -32,9 +32,9 @@ const EXPORT: &str = "export --merge --model model --adapter run/out --out run/m
 /// How a run is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scenario {
-    /// With room for everything.
+    /// The budget has room for everything.
     Roomy,
-    /// So narrow that activations wait on the disk.
+    /// The budget is so narrow that activations wait on the disk.
     Offloaded,
 }
 
@@ -53,9 +53,9 @@ impl Scenario {
 /// A part of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
-    /// From nothing to a pause.
+    /// From the beginning of the run to a pause.
     First,
-    /// From there to the end.
+    /// From the pause to the end of the run.
     Second,
     /// The merged model.
     Export,

@@ -21,9 +21,9 @@ const TERMS: usize = 32;
 /// Columns of the result that a block makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Columns {
-    /// In all.
+    /// Columns in all.
     all: usize,
-    /// Of a tile.
+    /// Columns of a tile.
     tile: usize,
 }
 

@@ -229,7 +229,7 @@ fn limit(factors: &mut [f32], squares: &[f32], norm: &mut f32) {
     let now = factors.iter().zip(squares).map(of_channel).sum::<f64>().sqrt();
     let growth = f64::from(Apollo::GROWTH);
     let ratio = now / (f64::from(*norm) + f64::from(Apollo::LEAST_NORM));
-    // Before the first step there is no norm to grow from.
+    // The growth of the norm is not limited in the first step, which has no norm before it.
     let limiter = if *norm > 0.0 { ratio.max(growth) / growth } else { 1.0 };
     *norm = (now / limiter) as f32;
     for factor in factors.iter_mut() {

@@ -33,7 +33,7 @@ const LOOKS: usize = 32;
 /// Stack of a worker. Kernels keep their tiles in scratch, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
 
-/// The door is open: pieces may be left.
+/// Workers may still join the job: pieces may be left.
 const OPEN: usize = 1 << (usize::BITS - 1);
 /// The caller sleeps until the last worker has left.
 const AWAITED: usize = OPEN >> 1;

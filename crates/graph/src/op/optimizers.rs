@@ -59,10 +59,10 @@ fn factors(shape: Shape) -> Option<[Shape; 2]> {
 /// How gradients are scaled by [`Op::Apollo`](super::Op::Apollo).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ApolloScaling {
-    /// By one factor for each channel, a line of the longer side.
+    /// One factor scales each channel, which is a line of the longer side.
     #[default]
     Channel,
-    /// By one factor for the whole matrix.
+    /// One factor scales the whole matrix.
     Tensor,
 }
 

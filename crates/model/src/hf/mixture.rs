@@ -14,7 +14,7 @@ use crate::{Architecture, ExpertNames, Llama, Mixture, RouterLosses};
 
 /// Weight of the balance where a file states none, as transformers assumes it.
 const BALANCE: f64 = 0.001;
-/// The same for `OLMoE`.
+/// The default weight of the balance loss of `OLMoE`.
 const OLMOE_BALANCE: f64 = 0.01;
 
 /// More experts than any published layer has; the most known are 2,048 of a Switch Transformer.

@@ -119,7 +119,7 @@ pub struct RowLengths {
 }
 
 impl RowLengths {
-    /// For the rows of a layer's weight.
+    /// Row lengths of a layer's weight, not yet filled.
     pub fn new(layer: &Adapter) -> RowLengths {
         RowLengths { squares: vec![0.0; layer.output], by_column: layer.rows_are_inputs() }
     }

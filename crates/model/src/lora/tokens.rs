@@ -21,10 +21,10 @@ use crate::language::refuse;
 /// Tokens that are trained.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum TrainedTokens {
-    /// None.
+    /// No tokens.
     #[default]
     None,
-    /// These, of the table that is read.
+    /// These tokens, in the table that the model looks words up in.
     Input(Vec<usize>),
     /// These tokens, by the ends of the modules' names.
     Modules(Vec<(String, Vec<usize>)>),

@@ -145,7 +145,7 @@ impl DeviceSpec {
     /// Seconds between the starts of two kernels.
     pub const LAUNCH_SECONDS: f64 = 5e-6;
 
-    /// All that are described.
+    /// All devices that are described.
     pub fn all() -> &'static [DeviceSpec] {
         &DEVICES
     }

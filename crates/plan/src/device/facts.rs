@@ -48,9 +48,9 @@ impl NodeFacts {
 /// How much scratch actions get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scratch {
-    /// As much as is useful.
+    /// As much scratch as is useful.
     Best,
-    /// As little as possible.
+    /// As little scratch as possible.
     Least,
 }
 

@@ -40,7 +40,7 @@ pub enum PlanFileError {
     NotAPlan(String),
     /// The file was written by another version.
     Version {
-        /// As the file says.
+        /// The version that the file states.
         found: u64,
     },
     /// The file's contents changed after it was written.

@@ -65,9 +65,9 @@ pub enum CsvFault {
     },
     /// A row has more or fewer fields than the header.
     Fields {
-        /// In the row.
+        /// Number of fields in the row.
         found: usize,
-        /// In the header.
+        /// Number of fields in the header.
         expected: usize,
     },
     /// A field that must be a whole number is none, or too large a one.

@@ -41,7 +41,7 @@ const OPERATIONS_PER_SLOT: u64 = 10;
 /// How a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// With a layout.
+    /// A layout was found.
     Found,
     /// No layout fits.
     Impossible,

@@ -217,12 +217,12 @@ impl ResidencyOption {
         TransientBytes(transient).arena(self.resident)
     }
 
-    /// No update that keeps a limit is faster here.
+    /// A lower bound on the time of an update that keeps the limit.
     pub(crate) fn update_bound(&self, limit: u64, whole: f64) -> f64 {
         self.update.as_ref().map_or(whole, |update| update.bound(limit))
     }
 
-    /// No update is faster here.
+    /// A lower bound on the time of an update.
     pub(crate) fn update_least(&self, whole: f64) -> f64 {
         self.update_bound(u64::MAX, whole)
     }

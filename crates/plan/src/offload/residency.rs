@@ -35,7 +35,7 @@ const FEW_RUNGS: [(Purpose, u64); 3] =
 /// All state of a program, each in its place.
 #[derive(Clone, Debug)]
 pub(crate) struct Residency {
-    /// By purpose, each in the order of declaration.
+    /// State ranges by purpose, those of one purpose in the order of declaration.
     pub(crate) states: Vec<StateRange>,
     /// Bytes that state takes of the tier.
     pub(crate) taken: u64,

@@ -25,7 +25,7 @@ use crate::schedule::sequence::{Operand, Sequence};
 pub(crate) enum Order {
     /// Every forward node once, then the recomputation that the tree demands.
     Regions(Regions),
-    /// One after another.
+    /// Runs that follow one after another.
     Runs(Vec<Run>),
 }
 

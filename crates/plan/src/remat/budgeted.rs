@@ -52,7 +52,7 @@ impl Budgeted {
     /// The most forward nodes of a graph.
     const MOST_NODES: usize = 512;
 
-    /// None for a graph with too many forward nodes.
+    /// A planner for `dag`; `None` if the graph has too many forward nodes.
     pub(crate) fn new(dag: Dag, care: Care) -> Option<Budgeted> {
         (dag.forward_nodes() <= Budgeted::MOST_NODES).then_some(Budgeted { dag, care, pool: OnceCell::new() })
     }
@@ -101,7 +101,7 @@ impl Budgeted {
 
     /// Schedules from kept sets that fit, or nearly do.
     fn trials<const W: usize>(&self, graph: &SearchGraph<W>, memory: u64) -> Vec<Trial<W>> {
-        // Peaks fall as costs rise: first come those that do not fit, the nearest of them last.
+        // Schedules are sorted by cost, and peaks fall as costs rise. So those that do not fit come first, the closest last.
         let known = &self.pool().best;
         let (beyond, fitting) = known.split_at(known.partition_point(|kept| kept.peak > memory));
         let limit = fitting.first().map_or(f64::INFINITY, |kept| kept.cost);

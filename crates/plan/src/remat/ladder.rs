@@ -38,7 +38,7 @@ const PERSISTENCE: u64 = 20;
 pub(crate) struct Ladder {
     /// Below this, no schedule exists.
     pub(crate) least: u64,
-    /// From this on, nothing is recomputed.
+    /// The budget from which on nothing is recomputed.
     pub(crate) peak: u64,
 }
 

@@ -54,7 +54,7 @@ pub(crate) struct Seed<const W: usize> {
 pub(crate) struct Found<const W: usize> {
     /// A schedule cheaper than the limit, with the cost of its forward runs.
     pub(crate) better: Option<(Path<W>, f64)>,
-    /// No schedule's forward runs cost less.
+    /// A lower bound on the cost of the forward runs of any schedule.
     pub(crate) lower: f64,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Search<'a, const W: usize> {
     /// Set operations so far; their number limits the search.
     work: Cell<u64>,
     allowed: u64,
-    /// If the work exceeds this number, the search ends, even within a position.
+    /// If the work exceeds this number, the search gives up even a position that it has begun.
     most: u64,
     /// Whether runs ahead of demand are tried.
     ahead: bool,
@@ -374,8 +374,8 @@ impl<'a, const W: usize> Search<'a, W> {
         priced.into_iter().map(|(_, _, node)| node).collect()
     }
 
-    /// Outputs that the next once-node reads, and outputs needed to recompute these. A beam that drops a cheap one must
-    /// soon recompute it, for which it drops another, and so on in circles without progress.
+    /// Outputs that the next once-node reads, and outputs needed to recompute these. A beam search that drops such an output
+    /// because it is cheap must recompute it soon, drops another one for that, and so makes no progress.
     fn urgent(&self, state: &State<W>) -> Set<W> {
         let needs = &self.graph.needs[state.position as usize];
         let lacking = self.graph.missing(needs, &state.resident);

@@ -118,7 +118,7 @@ impl<const W: usize> SearchGraph<W> {
         missing
     }
 
-    /// A budget that every schedule exceeds if it is smaller than this: some node cannot run in less.
+    /// A lower bound on the memory of every schedule: the most bytes that a single node needs to run.
     pub(crate) fn least_memory(&self) -> u64 {
         let forward =
             (0..self.forward_ids.len()).map(|node| self.running[node] + self.size(&self.sources[node]));

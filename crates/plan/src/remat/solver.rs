@@ -64,7 +64,7 @@ pub struct DagPlan {
     pub base_cost: f64,
     /// Cost of the schedule.
     pub total_cost: f64,
-    /// No schedule inside the budget costs less.
+    /// A lower bound on the cost of any schedule inside the budget.
     pub lower_bound_cost: f64,
     /// Most bytes resident at once.
     pub peak_bytes: u64,
@@ -77,7 +77,7 @@ pub struct DagPlan {
 pub(crate) struct Best<const W: usize> {
     /// The cheapest schedule found, with the cost of its forward runs.
     pub(crate) found: Option<(Path<W>, f64)>,
-    /// No schedule's forward runs cost less.
+    /// A lower bound on the cost of the forward runs of any schedule.
     pub(crate) lower: f64,
     /// Whether the schedule is the cheapest there is.
     pub(crate) proven: bool,

@@ -27,7 +27,7 @@ pub struct Compared {
     pub fits: bool,
 }
 
-/// In the order of the comparison.
+/// The strategies that are compared, in the order of the table.
 const CLASSIC: [Strategy; 5] =
     [Strategy::None, Strategy::Full, Strategy::Sqrt, Strategy::Selective, Strategy::Minimal];
 

@@ -11,7 +11,7 @@ use crate::search::Choice;
 /// Why gradients outlive the backward pass that makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persist {
-    /// This many micro-batches are summed.
+    /// Gradients are summed over this many micro-batches.
     Summed(usize),
     /// Clipping needs the norm of all gradients before any of them is applied.
     Clipped,

@@ -12,7 +12,7 @@ use crate::device::{Direction, Lane, Tier};
 pub enum End {
     /// The bytes of a buffer, in the arena.
     Buffer(BufferId),
-    /// As many bytes of a tier.
+    /// A place in a tier, as large as the buffer at the other end.
     Tier {
         /// The tier.
         tier: Tier,

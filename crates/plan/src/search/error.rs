@@ -15,9 +15,9 @@ use crate::recompute::Strategy;
 pub enum SearchError {
     /// The micro-batch does not divide the global batch, or one of them is 0.
     Batch {
-        /// As asked.
+        /// The requested micro-batch.
         micro_batch: usize,
-        /// As asked.
+        /// The requested global batch.
         global_batch: usize,
     },
     /// Nothing fits.
@@ -31,7 +31,7 @@ pub enum SearchError {
     },
     /// A strategy whose list of runs would take more memory than it saves.
     TooManyRuns {
-        /// As asked.
+        /// The requested strategy.
         strategy: Strategy,
     },
     /// The model cannot be built.

@@ -160,7 +160,7 @@ impl<'a> MicroBatch<'a> {
         self.unplaced(order, strategy, scratch, rung).placed()
     }
 
-    /// The same before its offsets are found.
+    /// The tried plan, before its offsets are found.
     pub(super) fn unplaced(
         &self,
         order: &Order,

@@ -151,7 +151,7 @@ impl<'a> BestFirst<'a> {
                 open.extend(recomputations.filter(|(_, of)| residency == 0 || of.goes_with_away).map(first));
             }
         }
-        // Those whose time is known.
+        // Combinations whose time has been computed.
         let mut timed = BinaryHeap::new();
         loop {
             let next = if timed.peek() > open.peek() { timed.pop() } else { open.pop() };

@@ -40,7 +40,7 @@ impl Modules {
         Modules::from_sources(files)
     }
 
-    /// From the sources of modules, by path.
+    /// Reads the modules from their sources, given by path.
     pub(crate) fn from_sources(files: impl IntoIterator<Item = (String, String)>) -> Modules {
         let mut read: BTreeMap<String, Read> = BTreeMap::new();
         for (path, source) in files {

@@ -80,7 +80,7 @@ pub struct Unrecorded {
 /// The best evaluation so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// After which step.
+    /// The step that the evaluation followed.
     pub step: u64,
     /// The value of the metric.
     pub metric: f64,

@@ -51,9 +51,9 @@ pub struct SampleConfig {
 /// Data that is open.
 #[derive(Debug)]
 pub struct OpenedData {
-    /// To train on.
+    /// The data to train on.
     pub train: Source,
-    /// To judge by.
+    /// The data to evaluate on.
     pub validation: Option<Source>,
     /// Number of samples that were skipped, and the fault of the first of them.
     pub skipped: Option<(u64, String)>,

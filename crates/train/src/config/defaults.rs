@@ -9,7 +9,7 @@ use plimsoll_model::lora::AdapterKind;
 use super::{DataConfig, Origin};
 use crate::settings::RawConfig;
 
-/// As in transformers' `TrainingArguments`.
+/// The defaults of transformers' `TrainingArguments`.
 const LEARNING_RATE: f64 = 5e-5;
 const EPOCHS: f64 = 3.0;
 const BETA2: f64 = 0.999;

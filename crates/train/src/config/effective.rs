@@ -153,7 +153,7 @@ impl Config {
     }
 }
 
-/// As it is typed.
+/// A link between ranks, as the user types it.
 fn link(link: RankLink) -> String {
     format!("{}B/s,{}s", link.rate, link.latency)
 }
@@ -166,7 +166,7 @@ fn paths(data: &DataConfig) -> Option<Vec<String>> {
     }
 }
 
-/// As it is typed.
+/// A part of the data, as the user types it.
 fn part(Part { path, weight }: &Part) -> String {
     if is_one(*weight) { path.display().to_string() } else { format!("{}@{weight}", path.display()) }
 }

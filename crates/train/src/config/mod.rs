@@ -59,7 +59,7 @@ pub enum Length {
 pub enum Warmup {
     /// A tenth of the steps, at most 100.
     Usual,
-    /// So many steps.
+    /// The warmup takes this many steps.
     Steps(u64),
     /// A part of all steps, rounded up.
     Ratio(f64),
@@ -105,7 +105,7 @@ pub struct SavingConfig {
 /// Where a run resumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// At the newest whole checkpoint of its folder.
+    /// At the newest whole checkpoint in the run's folder.
     Latest,
     /// At the checkpoint of this path.
     From(PathBuf),

@@ -43,7 +43,7 @@ impl Target {
         }
     }
 
-    /// As it is typed.
+    /// The name of the target, as the user types it.
     pub fn name(&self) -> String {
         match self {
             Target::Cpu => "cpu".to_owned(),

@@ -275,7 +275,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // After the renaming nothing has this name any more.
+        // After a successful renaming, no file has the partial name any more.
         let _ = fs::remove_file(&self.partial);
         reading::unfinished(Path::new(""));
     }

@@ -16,7 +16,7 @@ const ROUNDS: u32 = 8;
 /// How an epoch is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As the data lies, in every epoch: for evaluation.
+    /// Rows come in the order of the data, in every epoch. Used for evaluation.
     AsWritten,
     /// Shuffled anew in each epoch, by a function of this seed and the epoch.
     Shuffled {

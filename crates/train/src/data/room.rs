@@ -65,7 +65,7 @@ pub(super) struct Extent {
 /// How a sample is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As plain text.
+    /// The sample is plain text.
     #[default]
     Text,
     /// In JSON, or in columns.

@@ -21,7 +21,7 @@ pub enum Task {
 pub enum RowLayout {
     /// Several to a row. Only the causal task supports it; other tasks are always padded.
     Packed,
-    /// One to a row.
+    /// Each row holds one document.
     Padded,
 }
 

@@ -197,7 +197,7 @@ impl ChatTemplate {
         Search::new(self, conversation).answers(from)
     }
 
-    /// Whether it may write something after the last turn that it does not write after others.
+    /// Whether the template may write something after the last turn that it does not write after other turns.
     fn may_close(&self) -> bool {
         let turn = |role: &str| json!({"role": role, "content": "x"});
         let turns = [turn("user"), turn("assistant"), turn("user")];

@@ -80,9 +80,9 @@ impl std::error::Error for FileError {}
 /// A fault between weight files and a device.
 #[derive(Debug)]
 pub enum WeightError {
-    /// Of a file.
+    /// A fault of a file.
     File(FileError),
-    /// Of the device that holds the numbers.
+    /// A fault of the device that holds the numbers.
     Device(ExecError),
 }
 

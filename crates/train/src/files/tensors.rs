@@ -137,8 +137,8 @@ impl TensorFile {
         read.map_err(|fault| FileError::reading(&self.path, &fault))
     }
 
-    /// Whether a tensor has the numbers of one called `theirs` in `other`, perhaps in another element type. They are
-    /// read together, a piece at a time, up to the first difference.
+    /// Whether the tensor `own` has the same numbers as `theirs` in `other`, perhaps in another element type. Both tensors
+    /// are read a piece at a time, up to the first difference.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use crate::files::FileError;
 /// A reason why a model could not be downloaded.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The model exists, but lacks this file.
+    /// The repository exists, but lacks something that a model needs: this text names it.
     Lacks(&'static str),
     /// The repository holds an adapter and no model.
     Adapter,

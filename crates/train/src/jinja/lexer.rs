@@ -142,7 +142,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// A `raw` block whole, if one begins here.
+    /// Reads a whole `raw` block, if one begins here.
     fn raw(&mut self, sign: Option<char>) -> Answer<bool> {
         let open = 2 + usize::from(sign.is_some());
         let Some((inside, trims)) = word_tag(&self.rest[open..], "raw") else { return Ok(false) };

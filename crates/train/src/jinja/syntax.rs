@@ -86,7 +86,7 @@ pub(super) struct For {
 
 #[derive(Debug, Default)]
 pub(super) struct Callable {
-    /// None for the body of a block.
+    /// The macro's name; `None` for the body of a block.
     pub(super) name: Option<String>,
     /// Parameters, each with its default.
     pub(super) parameters: Vec<(Name, Option<Expression>)>,
@@ -139,7 +139,7 @@ pub(super) enum Expression {
     Chain(Box<Expression>, Vec<Step>),
 }
 
-/// One thing done to the value before it.
+/// One operation on the value of the steps before it.
 #[derive(Debug)]
 pub(super) struct Step {
     pub(super) line: u32,

@@ -31,7 +31,7 @@ struct Place {
 }
 
 const TOP: Place = Place { soft: false, reached: true };
-/// In a loop, macro or block of its own.
+/// A place inside a loop, a macro or a block.
 const INNER: Place = Place { soft: false, reached: false };
 
 impl Place {

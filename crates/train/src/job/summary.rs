@@ -24,7 +24,7 @@ pub struct Summary {
     pub report: Report,
     /// The fastest plan without a budget.
     pub unbudgeted: Point,
-    /// No schedule inside the budget is faster.
+    /// A lower bound on the time of any schedule inside the budget.
     pub lower_bound_seconds: f64,
     /// Larger budgets that bring something.
     pub faster: Vec<Point>,
@@ -52,7 +52,7 @@ impl Summary {
         self.planned.choice.step_seconds()
     }
 
-    /// At most this fraction slower than the optimum.
+    /// The plan is slower than the optimum by at most this fraction.
     pub fn gap(&self) -> f64 {
         (self.step_seconds() / self.lower_bound_seconds - 1.0).max(0.0)
     }

@@ -26,7 +26,7 @@ pub struct ProcessMemory {
     pub peak: u64,
     /// Resident now (`VmRSS`).
     pub resident: u64,
-    /// Of that, pages of files, which is code (`RssFile`).
+    /// The part of these bytes that are pages of files, which is code (`RssFile`).
     pub of_files: u64,
 }
 

@@ -32,7 +32,7 @@ pub enum Update {
     /// Inside the backward pass wherever that is possible: it takes no longer, and gradients need not persist. In two
     /// passes if the norm is limited and all other plans do not fit or are slower.
     Auto,
-    /// After the last micro-batch of a step.
+    /// The update follows the last micro-batch of a step.
     #[default]
     Separate,
     /// Inside the backward pass, which requires one micro-batch a step and no limit on the gradient norm.
@@ -42,7 +42,7 @@ pub enum Update {
 }
 
 impl Update {
-    /// As it is typed.
+    /// The name of the setting, as the user types it.
     pub fn name(self) -> &'static str {
         match self {
             Update::Auto => "auto",

@@ -8,13 +8,13 @@ pub enum OptimizerKind {
     /// Adam with decoupled weight decay.
     #[default]
     AdamW,
-    /// The same with moments of eight bits, in blocks of 256.
+    /// `AdamW` with moments of eight bits, in blocks of 256.
     AdamW8bit,
     /// Stochastic gradient descent, with momentum where it is not 0.
     Sgd,
     /// Steps along signs of a running mean of gradients.
     Lion,
-    /// The same with a moment of eight bits.
+    /// Lion with a moment of eight bits.
     Lion8bit,
     /// Second moments as means of rows and columns.
     Adafactor,

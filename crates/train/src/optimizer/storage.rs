@@ -19,7 +19,7 @@ pub enum WeightStorage {
 }
 
 impl WeightStorage {
-    /// As it is typed.
+    /// The name of the type, as the user types it.
     pub fn name(self) -> &'static str {
         match self {
             WeightStorage::F32 => "f32",
@@ -53,7 +53,7 @@ pub enum FloatStorage {
 }
 
 impl FloatStorage {
-    /// As it is typed.
+    /// The name of the type, as the user types it.
     pub fn name(self) -> &'static str {
         match self {
             FloatStorage::F32 => "f32",

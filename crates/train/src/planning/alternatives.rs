@@ -84,7 +84,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         })
     }
 
-    /// With moments of eight bits.
+    /// The same request with moments of eight bits.
     fn in_eight_bits(&self, budget: &Budget) -> Option<Alternative> {
         let &Programs { model, facts, options } = self;
         let optimizer = Optimizer { kind: OptimizerKind::AdamW8bit, ..options.optimizer };
@@ -138,7 +138,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         offload.is_none() && device == DeviceKind::Cpu && ranks == 1
     }
 
-    /// With values and state that wait on another tier.
+    /// The same request with values and state that wait on another tier.
     fn offloaded(&self, budget: &Budget) -> Option<Alternative> {
         let &Programs { model, facts, options } = self;
         // A device that is described has a host beside it; the CPU has a disk.

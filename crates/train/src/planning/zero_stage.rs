@@ -24,7 +24,7 @@ pub enum ZeroStage {
 }
 
 impl ZeroStage {
-    /// As it is typed.
+    /// The stage, as the user types it.
     pub fn name(self) -> &'static str {
         match self {
             ZeroStage::Auto => "auto",

@@ -71,7 +71,7 @@ pub(crate) struct Probes {
     pub(crate) answers: u64,
     /// Sums over the micro-batches, two for each direction: in it and against it.
     pub(crate) losses: Vec<f32>,
-    /// The same over all ranks.
+    /// The sums over all ranks.
     all: Vec<f32>,
     /// Room for the factor of each direction.
     factors: Vec<f32>,

@@ -5,7 +5,7 @@ use plimsoll_plan::Role;
 /// A word, with all that belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// There are no more steps.
+    /// The run takes no more steps.
     End,
     /// Every rank reports its peak memory and its compute time.
     Figures,

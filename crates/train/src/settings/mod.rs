@@ -395,7 +395,7 @@ impl Setting {
         SETTINGS.iter().find(|setting| setting.name == name)
     }
 
-    /// As a flag: `--max-steps`.
+    /// The setting's flag, such as `--max-steps`.
     pub fn flag(&self) -> String {
         format!("--{}", self.name.replace('_', "-"))
     }

@@ -5,7 +5,7 @@ pub fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> O
     let written = written.replace('-', "_").to_lowercase();
     let by_distance = known.into_iter().map(|name| (distance(&written, name), name));
     let (edits, name) = by_distance.min_by_key(|(edits, _)| *edits)?;
-    // Two slips in a short word make another word.
+    // In a short word only one edit is allowed, because two would make another word.
     (edits <= if name.chars().count() < 8 { 1 } else { 2 }).then_some(name)
 }
 

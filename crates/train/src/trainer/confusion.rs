@@ -18,7 +18,7 @@ struct Class {
 }
 
 impl Confusion {
-    /// For this many classes, with nothing counted.
+    /// Counts for this many classes, all zero.
     pub(crate) fn new(classes: usize) -> Confusion {
         Confusion { classes: vec![Class::default(); classes] }
     }

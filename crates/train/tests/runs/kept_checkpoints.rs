@@ -235,7 +235,7 @@ fn what_a_kill_after_a_save_leaves_goes_when_the_run_goes_on() {
     assert_eq!(names(&out), ["checkpoint-1", "checkpoint-3", "checkpoint-4"], "the surpassed one");
     go_on(&data, &open(&out, Some(2)).unwrap(), 0);
     assert_eq!(names(&out), ["checkpoint-3", "checkpoint-4"], "one too many");
-    // From elsewhere, nothing here is this run's left-over.
+    // A run that resumes from another folder takes no checkpoint here for its own left-over.
     let from = Checkpoint::open(&out.join("checkpoint-4")).unwrap();
     let elsewhere = open(&home.path().join("elsewhere"), Some(1)).unwrap();
     trainer(&data, &pinned()).resume(&elsewhere, &from).unwrap();

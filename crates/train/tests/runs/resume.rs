@@ -38,7 +38,7 @@ fn a_resumed_run_ends_in_the_same_bits_wherever_it_was_interrupted() {
         take(&mut first, interrupted as u64);
         save(&first, &open(&output, None).unwrap());
         drop(first);
-        // Another budget, and the same division of the batch.
+        // The second part has another budget, and divides the batch in the same way.
         let mut second =
             trainer(&data, &Options { memory: Some(1 << 30), recompute: Some(Strategy::Full), ..pinned() });
         let checkpoints = open(&output, None).unwrap();
@@ -218,7 +218,7 @@ fn a_pause_adds_a_checkpoint_and_no_evaluation() {
     assert_eq!(first, [&WHOLE[..3], &["checkpoint-6"]].concat());
     let second = evaluated(&mut evaluating(&data, Some(&out)), &data, &out, Until::Last);
     assert_eq!(second, WHOLE[3..]);
-    // At the last step a pause is no pause.
+    // A pause after the last step is the end of the run.
     let out = open(&folder.path().join("other"), None).unwrap();
     assert_eq!(evaluated(&mut evaluating(&data, None), &data, &out, Until::Paused(8)), WHOLE);
 }

@@ -263,7 +263,7 @@ fn fitness_counts_what_greedy_generation_gets_wrong() {
     for (fitness, rows) in
         [(Fitness::Accuracy, 4), (Fitness::Accuracy, 2), (Fitness::ExactMatch, 4), (Fitness::ExactMatch, 1)]
     {
-        // So near that every probe reads the weights themselves.
+        // The distance is so small that every probe reads the weights themselves.
         let optimizer = Optimizer { fitness, probe_size: 1e-30, ..method(OptimizerKind::Es, 2) };
         let options = Options { optimizer, ..options(4, rows, Strategy::None, 2) };
         let architecture = gpt2(Size { dropout: 0.0, ..SIZE });

@@ -24,7 +24,7 @@ pub(crate) fn device(threads: usize, link: Option<Link>) -> Box<dyn Device> {
     device_with(None, threads, link)
 }
 
-/// The same with stated instructions.
+/// The device with stated instructions.
 pub(crate) fn device_with(
     instructions: Option<Instructions>,
     threads: usize,

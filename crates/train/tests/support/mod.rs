@@ -82,7 +82,7 @@ pub(crate) struct Batch {
     pub seq: usize,
     pub tokens: Vec<i32>,
     pub targets: Vec<i32>,
-    /// For models that tell documents apart.
+    /// First positions of documents, for models that tell documents apart.
     pub doc_start: Option<Vec<i32>>,
 }
 
@@ -135,7 +135,7 @@ impl Batch {
             let (part, first_target) = (start..start + positions, start / positions * targets);
             let mut inputs = vec![
                 ("tokens", Data::I32(&self.tokens[part.clone()])),
-                // One for each position, or one for each row.
+                // One target for each position, or one for each row.
                 ("targets", Data::I32(&self.targets[first_target..first_target + targets])),
             ];
             if let Some(doc_start) = &self.doc_start {

@@ -96,7 +96,7 @@ impl Mutator {
         }
     }
 
-    /// Another value somewhere inside, or one value fewer.
+    /// Replaces a value somewhere inside, or removes one.
     fn alter_json(&mut self, json: &mut Json) {
         let deeper = self.below(8) > 0;
         match json {
@@ -149,7 +149,7 @@ impl Mutator {
         values[at].clone()
     }
 
-    /// Another number in place of the next one.
+    /// Replaces the next number by another one.
     fn alter_number(&mut self, bytes: &mut Vec<u8>, from: usize) {
         let Some(begin) = bytes[from..].iter().position(u8::is_ascii_digit).map(|at| from + at) else {
             return;

@@ -35,7 +35,7 @@ pub(crate) struct Grouped {
     rest: usize,
     single: Table,
     groups: Table,
-    /// One for each option of a group.
+    /// One treatment for each option of a group.
     treatments: Vec<Treatment>,
 }
 

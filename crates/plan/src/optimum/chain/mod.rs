@@ -324,7 +324,7 @@ impl Optimum for ChainOptimum {
     }
 }
 
-/// Forward passes of layers on the way to others, where nothing is kept.
+/// How often layers run forward again only to reach later layers, if nothing is kept.
 fn passages(layers: usize) -> usize {
     (layers - 1) * layers.saturating_sub(2) / 2
 }

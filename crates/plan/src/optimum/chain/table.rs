@@ -79,7 +79,7 @@ pub(crate) struct Row(Vec<f64>);
 struct Units {
     options: Vec<OptionUnits>,
     forward_seconds: f64,
-    /// Of a forward pass inside a dropped segment.
+    /// Seconds of a forward pass inside a dropped segment.
     again_seconds: f64,
     boundary: usize,
     /// Bytes of results that a layer makes once.

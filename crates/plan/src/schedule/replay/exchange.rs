@@ -77,7 +77,7 @@ pub struct Exchange {
     pub collective: Collective,
     /// The value that is exchanged, in the words of the graph's text.
     pub subject: String,
-    /// Shape and element type of that value.
+    /// Shape and element type of the exchanged value.
     pub ty: Type,
 }
 

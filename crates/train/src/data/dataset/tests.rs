@@ -416,7 +416,7 @@ fn a_share_for_validation_is_whole_documents_and_none_of_them_is_trained_on() {
     assert!(train.keys().all(|byte| !judged.contains_key(byte)));
     assert_eq!(split(&DataSpec { seed: 99, ..shared.clone() }).1, judged, "whatever the seed");
 
-    // One document: the end of it.
+    // There is one document, and validation takes the end of it.
     let text = folder.write("t.txt", (0..100).collect::<Vec<u8>>());
     let (train, judged) = split(&DataSpec { parts: vec![Part::from(&*text)], ..shared.clone() });
     assert_eq!((*train.keys().max().unwrap(), *judged.keys().max().unwrap()), (78, 99));

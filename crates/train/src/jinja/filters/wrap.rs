@@ -62,7 +62,7 @@ impl Run<'_> {
     }
 }
 
-/// One line as several.
+/// Wraps one line into several.
 fn wrapped(line: &str, manner: Manner) -> Vec<String> {
     let characters: Vec<char> = line.chars().collect();
     let mut chunks = Chunks { now: &[], left: &characters, before: None, manner };

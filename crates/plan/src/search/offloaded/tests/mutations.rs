@@ -185,7 +185,7 @@ fn crossing(transient: TransientBytes) -> Vec<(Program, Draft)> {
 /// So little that a schedule needs the bytes of open transfers as soon as it begins.
 const TIGHT: TransientBytes = TransientBytes(200 << 10);
 
-/// So much that a schedule may settle late.
+/// A limit so large that a schedule may settle transfers late.
 const ROOMY: TransientBytes = TransientBytes(4 << 20);
 
 #[test]
