@@ -130,7 +130,7 @@ fn millions(count: u64) -> String {
     format!("{:.1}", count as f64 / 1e6)
 }
 
-/// The weights that are kept in few bits, apart from the others.
+/// Lists the bytes of the weights that are kept in few bits, apart from those of other weights.
 fn quantised(out: &mut impl Write, summary: &Summary, weights: u64) -> io::Result<()> {
     let graph = &summary.planned.choice.program.train.graph;
     let Some(coded) = graph.quantised_bytes() else { return Ok(()) };
@@ -193,7 +193,7 @@ fn gain(summary: &Summary, point: &Point) -> String {
     format!("{}MiB −{saved:.1} %", whole_mebibytes(summary.process_bytes(point.arena_bytes).0))
 }
 
-/// Rounded up, so that the figure works when it is typed.
+/// Whole MiB, rounded up so that a user who types the figure as a budget has enough.
 pub(crate) fn whole_mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }

@@ -57,7 +57,7 @@ fn an_adapter_whose_model_is_not_here_says_what_to_type() {
         "generate --model adapter --prompt a",
         "adapter is an adapter that does not say which model it belongs to; give `--model BASE_FOLDER --adapter adapter`",
     );
-    // A name of the hub, which cannot be asked or does not have the model.
+    // The base is named as on the hub, which cannot be asked or does not have the model.
     home.set("adapter/adapter_config.json", "base_model_name_or_path", json!("owner/base"));
     let typed = "; if its model is in another folder, give `--model BASE_FOLDER --adapter adapter`\n";
     for (offline, why) in [("1", "HF_HUB_OFFLINE forbids"), ("0", "could not be had from http://127.0.0.1:9")]
@@ -136,7 +136,7 @@ fn modules_ranks_layers_and_tokens_of_an_adapter_are_chosen_trained_resumed_and_
     assert_eq!(config("layers")["layers_to_transform"], json!([1]));
     assert_eq!(config("layers")["alpha_pattern"], json!({"up_proj": 3}));
     assert_eq!(config("tokens")["trainable_token_indices"], json!([5, 101, 7]));
-    // Its table is the output head too, which the adapter leaves as it was: merged, they are two.
+    // The model's table is the output head too. The adapter changes only the table, so the merged model has two tables.
     assert_eq!(home.json("layers-merged/config.json")["tie_word_embeddings"], false);
     assert_eq!(home.json("tokens-merged/config.json")["tie_word_embeddings"], true);
 }
@@ -351,7 +351,7 @@ fn an_adapter_of_a_module_that_can_have_none_here_is_refused_with_a_way_that_kee
     home.copy("lora/llama", "adapter");
     let generate = "generate --model model --adapter adapter --prompt a";
     let merge = "which is not supported here; merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model";
-    // The head of this model is its embedding: PEFT's merge adds an adapter of the one to the other too.
+    // The head and the embedding of this model share a table, so PEFT's merge changes both when one has an adapter.
     let untie = "; before PEFT merges it, give the head weights of its own (`base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.clone()); base.config.tie_word_embeddings = False`), or the merged model has another embedding";
     for (name, first) in [("lm_head", untie), ("wpe", "")] {
         home.set("adapter/adapter_config.json", "target_modules", json!(["q_proj", name]));

@@ -192,7 +192,7 @@ fn steps_before_one_that_is_not_finite_are_saved_and_gone_on_from_by_name() {
         let output = home.command(&run).output().unwrap();
         (output.status.code(), texts(&output).1)
     };
-    // A word that occurs once, deep in the text.
+    // This word occurs once, deep in the text.
     let vocabulary = home.json("model/tokenizer.json")["model"]["vocab"].clone();
     let rare = vocabulary["ship"].as_u64().unwrap() as usize;
     let text = String::from_utf8(home.read("text.txt")).unwrap();

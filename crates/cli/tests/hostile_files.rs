@@ -102,7 +102,7 @@ fn a_file_is_written_whole_beside_a_link_that_has_its_temporary_name() {
     let home = with_secret();
     let mut command = home.command("plan --model tiny --data text.txt --memory 64MiB --out plan.json");
     let child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
-    // The name that earlier versions used, which was predictable.
+    // Earlier versions used this name, which was predictable.
     let _ = symlink("secret", home.path(&format!("plan.json.{}.part", child.id())));
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", texts(&output).1);
@@ -114,7 +114,7 @@ fn a_file_is_written_whole_beside_a_link_that_has_its_temporary_name() {
 fn a_plan_is_handed_on_under_a_name_that_nobody_foresees() {
     let home = with_secret();
     fs::create_dir_all(home.path("tmp")).unwrap();
-    // So little memory that the plan is passed to a new process.
+    // The budget is so small that the plan is passed to a new process.
     let train = "train --model tiny --synthetic --layers 24 --threads 1 --max-steps 1 --offload disk --offload-folder .";
     // Enough to read the files, and too little for any plan.
     let output = home.command(&format!("{train} --memory 20MiB")).output().unwrap();

@@ -65,7 +65,7 @@ fn the_search_ends_with_a_curve_and_does_not_repeat_its_runs() {
     assert!(before.len() >= 4, "start, full and two dimensions at least");
     let (_, again) = home.done(&command);
     assert!(runs() == before && !again.contains("training "), "{again}");
-    // A run that was lost is trained again, and no other.
+    // Only the run that was lost is trained again.
     fs::remove_dir_all(home.path("search/d-10")).unwrap();
     let (_, again) = home.done(&command);
     assert_eq!(again.matches("training ").count(), 1, "{again}");
@@ -88,7 +88,7 @@ fn a_search_goes_on_after_runs_that_diverge_and_does_not_repeat_them() {
     assert!(said.contains("training d-10\n") && said.contains("d-10 diverged; the search goes on"), "{said}");
     assert!(said.contains("10 dimensions: loss NaN, nothing of the gain"), "{said}");
     assert!(said.contains("no subspace of up to ") && said.contains(" reached 50 %"), "{said}");
-    // The folder now is that of a search that was killed before it recorded the run's end.
+    // The folder now looks as if the search had been killed before it recorded the run's end.
     fs::remove_file(home.path("search/d-10/diverged")).unwrap();
     assert!(home.path("search/d-10/last-finite-1").is_dir());
     let (_, again) = home.done(&search);

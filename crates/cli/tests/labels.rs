@@ -82,7 +82,7 @@ fn an_adapter_brings_its_head_and_the_names_of_its_labels() {
     assert_eq!(config["architectures"], json!(["BertForSequenceClassification"]));
     assert_eq!(names(&config), ["laden", "light", "lost"]);
 
-    // One more step sees the same loss, whether the adapter stands beside the model or is part of it.
+    // One more training step has the same loss, whether the adapter stands beside the model or is part of it.
     let (_, said) =
         home.done(&format!("{train} --model bert --adapter adapter --max-steps 1 --output-dir further"));
     assert!(!said.contains("so new"), "{said}");

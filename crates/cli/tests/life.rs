@@ -187,7 +187,7 @@ fn a_terminated_run_ends_its_step_saves_and_goes_on_later() {
 #[test]
 fn a_run_that_is_terminated_in_a_long_evaluation_saves_at_once() {
     let home = Home::new();
-    // Minutes of validation after the second step. A run that waited for their end would owe none.
+    // Validation after the second step takes minutes. A run that waited for its end would have none left to do.
     let mut child = spawned(
         &home,
         "train --memory 64MiB --max-steps 4 --eval-steps 2 --max-eval-samples 200000 --output-dir out",
@@ -232,7 +232,8 @@ fn a_run_goes_on_with_the_micro_batches_it_had_where_they_fit() {
     let micro_batch = |checkpoint: &str| {
         home.json(&format!("{checkpoint}/trainer_state.json"))["plan"]["micro_batch"].as_u64().unwrap()
     };
-    // Micro-batches of all 128 sequences take 38 MiB or more, and single ones up to 30, as a build and a process come.
+    // A micro-batch of all 128 sequences takes at least 38 MiB, and one of a single sequence at most 30 MiB. The exact
+    // figures vary from build to build and from process to process.
     let (less, more) = ("31MiB", "64MiB");
     train(less, "--output-dir parts --stop-after 4");
     let had = micro_batch("parts/checkpoint-4");
@@ -327,7 +328,7 @@ fn a_long_run_goes_on_inside_its_budget() {
 fn kills_at_random_instants_of_training_and_saving_change_no_bit() {
     const KILLS: u64 = 12;
     let home = Home::with_model();
-    // The length of the run decides the learning rate, so it is the same for all; where to stop is known later.
+    // All runs have the same length, since the length decides the learning rate. The step to stop at is chosen later.
     let train = |rest: &str| training(100_000, &format!("--warmup-steps 10 --learning-rate 0.003 {rest}"));
     let killed = train("--output-dir killed --save-steps 1 --save-total-limit 2");
     let newest = || {

@@ -42,7 +42,7 @@ fn trains_as_planned(row: &Value, small: &str, whole: &str) {
     let flags = if flags.contains("4bit") { format!("{flags} {whole}") } else { flags.to_owned() };
     let plan: Value = serde_json::from_str(&output(&format!("plan --json {small} {flags}"))).unwrap();
     let planned = plan["arena_bytes"].as_u64().unwrap() + plan["outside_bytes"].as_u64().unwrap();
-    // The process of one question has other bytes outside its arena than that of many, by a step of 4 MiB at most.
+    // The bytes outside the arena differ between a process that plans one method and one that plans many: by 4 MiB at most.
     let apart = planned.abs_diff(row["process_bytes"].as_u64().unwrap());
     assert!(apart <= 4 << 20, "{name}: {planned} is not {row}");
     let train =

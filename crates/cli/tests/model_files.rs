@@ -254,7 +254,7 @@ fn a_broken_line_is_named_or_counted() {
             "3 samples were passed over; the first: d.jsonl, line 21: it is not JSON (EOF while parsing a string, at column 16)"
         )
     );
-    // A fault that was passed over once is not forgiven for ever.
+    // A fault that was tolerated once is reported the next time.
     home.refused(&train, broken);
     home.write("d.jsonl", format!("{good}{{\"text\": \"\"}}\n"));
     home.refused(
@@ -319,7 +319,7 @@ fn an_adapter_of_another_family_or_with_tensors_of_no_layer_is_refused() {
     home.set("adapter/adapter_config.json", "target_modules", json!(fewer));
     home.refused(export, "adapter does not go with this model (it holds `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, and adapter_config.json makes no use of that here); give the one it was trained on as --model");
 
-    // A Mistral of equal shape, by its own word and by that of the folder that the adapter was trained on.
+    // Both the model and the folder that the adapter was trained on state that they are a Mistral of equal shape.
     home.copy("lora/llama", "adapter");
     home.copy("hf/llama", "mistral");
     home.set("mistral/config.json", "architectures", json!(["MistralForCausalLM"]));
@@ -428,7 +428,7 @@ fn a_model_in_a_folder_can_begin_from_scratch() {
     assert!(differ > 60_000, "{differ} of 90000 bytes were drawn anew");
     assert_eq!(home.read("again/tokenizer.json"), home.read("model/tokenizer.json"));
     assert_eq!(home.json("again/config.json")["vocab_size"], 256);
-    // No weights are needed to begin without them, and what is printed begins so again.
+    // A run that begins from scratch needs no weights, and the settings that it prints begin from scratch as well.
     fs::remove_file(home.path(WEIGHTS)).unwrap();
     train("--init --output-dir third");
     assert!(of("third") == again, "the same seed draws the same");

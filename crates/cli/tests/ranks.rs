@@ -81,7 +81,7 @@ fn a_plan_for_ranks_that_are_not_here_has_a_table_from_1_to_1024_of_them() {
     let told: serde_json::Value = serde_json::from_str(&out).unwrap();
     let rows = told["scaling"].as_array().unwrap();
     let number = |row: &serde_json::Value, name: &str| row[name].as_f64().unwrap();
-    // Shards of this small model are filled up, to a greater part where the number of ranks divides nothing.
+    // Shards of this small model have padding, and more of it if the number of ranks does not divide the sizes.
     let even: Vec<_> = rows.iter().filter(|row| row["ranks"] != 24).collect();
     for pair in even.windows(2) {
         assert!(number(pair[1], "efficiency") <= number(pair[0], "efficiency") * 1.01, "{pair:?}");

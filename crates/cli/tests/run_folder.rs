@@ -93,7 +93,7 @@ fn a_run_goes_on_only_in_its_own_folder_or_an_empty_one_and_not_before_what_is_t
         &resume(2, "new"),
         "`new` holds checkpoint-4 already; name an empty folder as --output-dir, or go on with what is there with --resume latest",
     );
-    // Out of the way, the later one is no matter any more.
+    // Once the later checkpoint has been moved away, it no longer matters.
     fs::rename(home.path("out/checkpoint-4"), home.path("later")).unwrap();
     home.done(&resume(2, "out"));
     assert_eq!(home.read("out/model.safetensors"), trained);
@@ -277,7 +277,7 @@ fn adapters_do_not_go_on_over_other_weights() {
     let train = training("--output-dir out --lora-r 2");
     home.done(&format!("{train} --stop-after 2"));
     let mut weights = home.read("model/model.safetensors");
-    // One bit of the last tensor, a norm of 32 numbers.
+    // Changes one bit of the last tensor, a norm of 32 numbers.
     let changed = weights.len() - 128;
     weights[changed] ^= 1;
     home.write("model/model.safetensors", weights);
@@ -342,7 +342,8 @@ fn a_disk_that_fills_up_leaves_the_checkpoint_before_and_it_can_be_gone_on_from(
     let home = begun();
     home.done(&training("--output-dir whole"));
     let size = |name: &str| fs::metadata(home.path(&format!("out/checkpoint-2/{name}"))).unwrap().len();
-    // No file may grow beyond so many blocks of 1024 bytes: first not even weights fit, then only they do.
+    // No file may grow beyond this many blocks of 1024 bytes. With the first limit not even weights fit, with the second
+    // only weights do.
     for (file, blocks) in
         [("model", size("model.safetensors") / 2048), ("optimizer", size("optimizer.safetensors") / 1024)]
     {

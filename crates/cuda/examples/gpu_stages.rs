@@ -322,7 +322,7 @@ fn ranks(mut device: CudaDevice) -> Result<(), ExecError> {
     Ok(())
 }
 
-/// No multiple of a block, so that shards have elements past the end.
+/// Elements of the exchanged value. Their number is no multiple of a block, so shards have elements past the end.
 const NUMBERS: usize = 5000;
 
 fn exchanges() -> Result<Graph, GraphError> {

@@ -38,7 +38,8 @@ const NAMED_CHECKS: usize = 224;
 /// A GPU with its arena.
 #[derive(Debug)]
 pub struct CudaDevice {
-    // In the order in which they must be dropped: unmapping waits for the GPU, and a library needs the stream to end.
+    // Fields stand in the order in which they must be dropped: unmapping waits for the GPU, and a library needs the stream
+    // until it ends.
     schedules: Vec<BoundSchedule>,
     mapping: Option<Mapping>,
     world: Option<World>,

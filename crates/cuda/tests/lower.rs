@@ -66,7 +66,7 @@ fn ty_bytes(ty: plimsoll_graph::Type) -> u64 {
 
 fn cases() -> Vec<Placed> {
     let cases = [cases::all(), half_cases()].concat();
-    // Updates lie over their state; a case has both as one.
+    // Updates are left out: they write over their state, which is input and output at once.
     cases.into_iter().filter(|case| !case.op.updates()).map(Placed::new).collect()
 }
 

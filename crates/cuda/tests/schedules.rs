@@ -267,7 +267,7 @@ fn a_buffer_moved_onto_bytes_that_are_read_later_is_found() {
             (0..planned.schedule.buffers.len()).map(|buffer| life(&planned.schedule, buffer)).collect();
         for (kept, life) in lives.iter().enumerate() {
             let Some((written, read)) = *life else { continue };
-            // One that is written while the bytes of the other wait to be read.
+            // A buffer that is written while the kept buffer waits to be read.
             let between =
                 |life: &Option<(usize, usize)>| life.is_some_and(|(at, _)| written < at && at < read);
             for other in (0..lives.len()).filter(|&other| between(&lives[other])).step_by(7) {
@@ -290,7 +290,7 @@ fn two_steps_of_which_one_reads_the_scratch_of_the_other_are_found_when_they_are
         for (index, action) in planned.schedule.actions.iter().enumerate() {
             let reaches = planned.walk(&planned.schedule).reaches_of(action, &steps[index]).unwrap();
             for second in 1..reaches.len() {
-                // Bytes that no step before the first of the two has written.
+                // Whether the first of the two steps is also the first that writes the byte.
                 let fresh = |at: u64| {
                     let writes =
                         |reach: &shadow::Reach| reach.access != Access::Reads && reach.range.contains(&at);

@@ -167,7 +167,7 @@ fn run(name: &str, op: &Op, case: &Golden) -> Vec<Tensor> {
 
 fn read() -> BTreeMap<String, Golden> {
     let mut golden: BTreeMap<String, Golden> = BTreeMap::new();
-    // Ordered by role and index, which has one digit.
+    // Names sort by role and index, since an index has one digit.
     for (name, tensor) in tensors::tensors("ops") {
         let (case, role) = name.split_once('/').unwrap();
         let entry = golden.entry(case.to_owned()).or_default();

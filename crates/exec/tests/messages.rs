@@ -145,7 +145,7 @@ fn exchanged(rank: &Rank, kind: ExchangeKind, dtype: DType, count: usize) -> Res
 #[test]
 fn messages_give_the_bits_of_threads_in_every_exchange() {
     for ranks in [2, 3, 4] {
-        // Also more than one message holds, and shares that end before the others.
+        // Some counts are larger than one message holds, and some leave the last shares short.
         for count in [1, 3, 600, 5000, 700_001] {
             for kind in KINDS {
                 for dtype in [DType::F32, DType::Bf16] {

@@ -120,7 +120,7 @@ fn steps_follow_each_other_without_waiting_for_transfers() {
 fn an_evaluation_and_whatever_was_not_expected_wait_for_all_of_them() {
     let calls = heard(&[Role::First, Role::Update, Role::Evaluate, Role::First]);
     assert_eq!(calls, ["settle", "first", "update", "settle", "evaluate", "settle", "first"]);
-    // A step that was given up: the update was expected.
+    // The step is given up: an update is expected, and another first pass comes.
     let calls = heard(&[Role::First, Role::First, Role::Update]);
     assert_eq!(calls, ["settle", "first", "settle", "first", "update"]);
 }

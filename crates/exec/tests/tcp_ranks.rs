@@ -35,7 +35,7 @@ fn each<T: Send>(ranks: usize, port: u16, body: impl Fn(Rank) -> T + Sync) -> Ve
     thread::scope(|scope| {
         let body = &body;
         let run = move |rank: usize| body(tcp_rank(meeting(rank, ranks, port), LIMIT).unwrap());
-        // The first comes last, as a rank does that plans.
+        // Rank 0 comes last, as it does in a run, where it plans first.
         let threads: Vec<_> = (0..ranks).rev().map(|rank| scope.spawn(move || run(rank))).collect();
         threads.into_iter().rev().map(|thread| thread.join().unwrap()).collect()
     })
@@ -87,7 +87,7 @@ fn the_first_rank_of_a_machine_knows_how_many_arenas_are_to_come() {
 
 #[test]
 fn a_port_that_another_program_has_is_passed_over() {
-    // It takes calls and never answers, as a store of the launcher's may.
+    // This listener takes calls and never answers, as a launcher's store may.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap().port();
     let silent = thread::spawn(move || drop(taken.accept()));

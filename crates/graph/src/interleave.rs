@@ -31,7 +31,7 @@ pub fn interleave(graph: Graph) -> Result<Graph, GraphError> {
     };
     let behind = placements(&graph, turn);
     let mut order: Vec<usize> = (0..graph.nodes().len()).collect();
-    // Stable, so that updates keep their order and come after the node they wait for.
+    // The sort is stable: updates keep their order and come after the node that they wait for.
     order.sort_by_key(|&index| behind[index]);
     permute(graph, &order, &behind).finish()
 }
@@ -78,7 +78,7 @@ fn layer_ends(graph: &Graph) -> Vec<usize> {
     ends
 }
 
-/// For each value, the last backward node that reads it, or that could make it be read again; 0 for none.
+/// For each value, the last backward node that reads the value, or that may need it for recomputing; 0 for none.
 fn last_reads(graph: &Graph) -> Vec<usize> {
     let mut last = vec![0; graph.value_count()];
     for (index, node) in graph.nodes().iter().enumerate().rev() {

@@ -55,7 +55,7 @@ impl Pass {
     fn stream(&self, value: Value) -> Option<u64> {
         let (state, _) = self.splice.graph.values[value.index()].state?;
         let state = &self.splice.graph.states[state.index()];
-        // Not the name alone, because the initial weights are drawn from that.
+        // The hash takes more than the name, because the initial weights are drawn from the name alone.
         let trained = state.kind == StateKind::Parameter { trainable: true };
         trained.then(|| probe_stream(&state.name))
     }

@@ -132,7 +132,7 @@ impl Pass {
         } else if op.stores_either(output) && info.ty.dtype == DType::F32 {
             // Norms and biases are small, and most are read as f32.
             let small = matches!(op, Op::Subspace { .. }) && info.ty.shape.len() < 2;
-            // An op that sums in turns would round once a turn.
+            // An op that sums over several turns would round its sum once a turn.
             let turns = op.can_accumulate(output) && !op.sums_in_half(output);
             if small || turns || info.ty.shape.is_empty() { DType::F32 } else { DType::Bf16 }
         } else {

@@ -132,7 +132,7 @@ fn what_was_written_must_be_home_in_the_end() {
     // The copy that went out before the write is not the newest.
     let early = [Start(IN), Wait(IN), Start(OUT), Wait(OUT), Add(STAY), Silu(STAY)];
     assert_eq!(judge_order(&early), lost);
-    // A transfer home may be left open, but not by a schedule that nothing may follow while it is.
+    // A transfer home may stay open only if some schedule may follow while it is open.
     let graph = graph();
     let open = schedule(&graph, &[Start(IN), Wait(IN), Add(STAY), Start(OUT), Silu(STAY)]);
     assert_eq!(judge(&open), Ok(()));

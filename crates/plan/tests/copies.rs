@@ -131,7 +131,7 @@ fn copies_of_different_directions_need_not_wait_for_each_other() {
         Run(3),
         Wait(B_OUT),
     ];
-    // c would be written over a's bytes, which is allowed once a is out; b is read while it goes out.
+    // `c` takes the bytes of `a`, which is allowed once `a` has been copied out. `b` is read while it is being copied out.
     assert_eq!(judge_order(&order), Ok(()));
 }
 
@@ -207,7 +207,7 @@ fn what_was_written_over_in_the_tier_cannot_be_fetched() {
 
 #[test]
 fn two_copies_may_not_work_on_the_same_bytes_of_a_tier() {
-    // b goes out to the place that a is being fetched from.
+    // `b` is copied out to the place that `a` is being fetched from.
     let order = [
         Run(0),
         Start(A_OUT),

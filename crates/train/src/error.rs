@@ -75,7 +75,7 @@ pub enum TrainError {
     },
     /// The process took more memory than its budget.
     Crossed {
-        /// The most bytes that it held.
+        /// The most bytes that the process held.
         peak: ProcessBytes,
         /// The budget.
         budget: ProcessBytes,

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     say(&String::from_utf8_lossy(&plan))?;
     say("\n")?;
 
-    // Once before the first step, so that the arena's peak equals the plan's even in a run that is cut short.
+    // Sampled once before the first step, so that the arena's peak equals the plan's even in a run that is cut short.
     sample(session.trainer_mut().run_mut(), seq_len, vocab)?;
     let mut losses = Vec::new();
     let mut rates = Vec::new();
@@ -70,7 +70,7 @@ fn raw(args: &DemoArgs) -> RawConfig {
         model: Some("tiny".into()),
         memory: Some(args.memory.clone()),
         global_batch: Some(BATCH),
-        // Fixed, so that the two runs differ only in memory.
+        // The micro-batch is fixed, so that the two runs differ only in memory.
         micro_batch: Some(BATCH),
         max_steps: Some(args.max_steps),
         learning_rate: Some(3e-3),
@@ -98,7 +98,7 @@ fn compare(
     let field = |record: &Value, name: &str| record.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN);
     let without: Vec<f64> = records.iter().take(steps).map(|record| field(record, "loss")).collect();
     let same = without.len() == steps && without.iter().zip(losses).all(|(a, b)| a.to_bits() == b.to_bits());
-    // The fastest step of each; slower ones include the machine's other work.
+    // The fastest step of each run counts: slower steps include other work of the machine.
     let free_rate = records.iter().map(|record| field(record, "tokens_per_second")).fold(0.0, f64::max);
     let rate = rates[..steps].iter().copied().fold(0.0, f64::max);
     let free_peak = records.last().map_or(f64::NAN, |record| field(record, "process_peak_bytes"));

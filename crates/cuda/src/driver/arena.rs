@@ -151,7 +151,7 @@ impl Folded {
     pub(crate) fn new(range: &Arc<Reserved>, bytes: u64) -> Result<Folded, ExecError> {
         range.context.enter()?;
         let whole = (bytes.max(1) as usize).next_multiple_of(range.granularity);
-        // The driver maps memory whole. Where that would pass the end of the range, in small pieces.
+        // The driver maps an allocation as a whole. If that would pass the end of the range, small allocations are mapped.
         let fold = FOLD.next_multiple_of(range.granularity).min(whole);
         let fold = if whole.next_multiple_of(fold) > range.bytes { range.granularity } else { fold };
         let whole = whole.next_multiple_of(fold);
@@ -179,7 +179,7 @@ impl Folded {
 
 impl Drop for Folded {
     fn drop(&mut self) {
-        // The driver takes mappings back one by one.
+        // The driver can remove only one mapping at a time.
         let parts = (0..self.mapped).step_by(self.fold).map(|at| (at, self.fold));
         unmap(&self.range, parts, self.memory);
     }

@@ -302,7 +302,7 @@ impl<E: Element> Backward<'_, E> {
             Product { a, a_strides: [stride, 1], b, b_stride: QUERIES, extents, add: false }.into(c, QUERIES);
         };
         product(&self.v[at..], scratch.d_o, scratch.gradients);
-        // Keys last: where they are widened, they are there for the gradient of the queries.
+        // Keys come last: if they are widened, the gradient of the queries finds them in `scratch.tile`.
         product(&self.k[at..], scratch.q, scratch.weights);
         let tile_len = keys.len() * QUERIES;
         let (weights, gradients) = (&mut scratch.weights[..tile_len], &mut scratch.gradients[..tile_len]);

@@ -235,8 +235,8 @@ impl Patches {
         });
     }
 
-    /// Visits the patches of one channel in memory order: the pixel each number copies (none in the padding)
-    /// and its place.
+    /// Visits the numbers of one channel's patches in memory order. `visit` gets the pixel that a number copies (none in
+    /// the padding) and the place of the number.
     fn for_each_number(&self, mut visit: impl FnMut(Option<usize>, usize)) {
         let source = |axis: usize, at: usize, offset: usize| {
             (at * self.conv.stride + offset)

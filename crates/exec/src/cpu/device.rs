@@ -375,8 +375,8 @@ impl CpuDevice {
         }
     }
 
-    /// Waits for transfers of these directions that touch the bytes from `first` on. Of a run that the judge has seen there
-    /// are none: inputs and outputs lie elsewhere.
+    /// Waits for transfers of these directions that touch the bytes from `first` on. In a run that the
+    /// judge has checked there are none, since inputs and outputs lie elsewhere.
     fn free(&self, first: *mut u8, bytes: usize, directions: &[Direction]) {
         if let Some(disk) = &self.disk {
             for &way in directions {

@@ -209,7 +209,7 @@ fn transpose_elements<T: Copy>(call: &Call, permutation: &[usize]) {
     let places = Elements::<T> { from: x.pointer.cast(), to: y.pointer.cast() };
     let bands = matrix.rows.div_ceil(SQUARE);
     pieces::for_each(from_walk.count * bands, |piece| {
-        // All of it at once: the closure must capture the struct, which may be shared, not its addresses.
+        // The closure must capture the whole struct, which threads may share, and not its addresses, which they may not.
         let places = &places;
         let (index, band) = (piece / bands, piece % bands);
         let (from, to) = (from_walk.offset(index), to_walk.offset(index));

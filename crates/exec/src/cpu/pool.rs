@@ -107,7 +107,7 @@ impl std::fmt::Debug for Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.door.0.fetch_or(CLOSING, Ordering::SeqCst);
-        // A thread about to sleep checks the door first, and holds the lock until it sleeps.
+        // A thread that is about to sleep first checks whether the job is open, and holds the lock until it sleeps.
         drop(self.shared.beds());
         self.shared.workers.notify_all();
         for worker in self.workers.drain(..) {

@@ -23,7 +23,7 @@ use super::Instructions;
 
 /// `c = a·b`, or `c += a·b`, with `a (m, k)`, `b (k, n)`, `c (m, n)`.
 pub(super) struct Product<'a> {
-    /// Supplies single numbers.
+    /// The factor that supplies single numbers.
     pub(super) a: &'a [f32],
     /// Distance between neighbours in a column and in a row of `a`.
     pub(super) a_strides: [usize; 2],

@@ -10,7 +10,7 @@ use super::{Operands, Tensor, apollo, optimizers, probes, stored};
 pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
     let scalar = |index| operands.scalar(index);
     match op {
-        // The sum itself is the storing of a result that accumulates.
+        // The sum is made when the result is stored, since the output accumulates.
         Op::Accumulate { .. } => vec![operands.x(0).clone()],
         Op::SumSquares => vec![sum_squares(&operands.arrays)],
         Op::ClipScale { max_norm } => clip_scale(operands.arrays.iter().map(Array::only), *max_norm).into(),

@@ -12,7 +12,7 @@ use plimsoll_graph::GraphError;
 
 use crate::language::refuse;
 
-/// A compiled expression. Two are equal when their texts and their readings are.
+/// A compiled expression. Two expressions are equal if their texts are equal and are read in the same way.
 #[derive(Clone)]
 pub struct Pattern {
     text: String,

@@ -209,7 +209,7 @@ mod tests {
                 numbers: vec![3, 0],
                 patterns: vec![Pattern::before_layer("layers").unwrap()],
             }),
-            // The first that fits counts, so the order is a part of the meaning.
+            // The first pattern that fits counts, so their order has a meaning.
             rank_pattern: vec![
                 (Pattern::ending("q_proj").unwrap(), 16),
                 (Pattern::ending("a.*").unwrap(), 2),

@@ -80,8 +80,8 @@ impl Lifetimes {
     }
 }
 
-/// The slots of `sequence` alone: they do not depend on whether the first writers of gradients add or replace. A search
-/// asks for the slots of many sequences, so their actions are counted and not listed.
+/// The slots of `sequence`, without its schedule. They do not depend on whether the first writers of gradients add or
+/// replace. Actions are only counted, since a search asks for the slots of many sequences.
 pub(crate) fn slots_of(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Vec<Slot> {
     let states = (0..graph.states().len() as u32).map(StateId).collect();
     let mut writer = Writer::new(graph, facts, scratch, (sequence, states));

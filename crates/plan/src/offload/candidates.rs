@@ -131,7 +131,7 @@ impl Recomputation {
             strategy: Strategy::Auto,
             rung: Some(rung),
             least_seconds: optimum.seconds(rung),
-            // Counted from the least budget that works, so that this one is included.
+            // Rungs are counted from the least budget that works, so that this budget is included.
             goes_with_away: index.is_multiple_of(EVERY_AWAY),
             order: OnceCell::new(),
         };

@@ -97,7 +97,7 @@ pub(crate) fn optimum(part: &Costed, scratch: Scratch, cap: TransientBytes) -> O
         Some(Box::new(graph) as Box<dyn Optimum>)
     };
     let found = Chain::find(&part.graph);
-    // Of a graph that is too large, equal layers are at least a part.
+    // If the graph is too large, it is planned as a chain: equal layers are at least a part of it.
     if found.as_ref().is_some_and(|found| is_chain(&part.graph, found)) {
         chain(found)
     } else {

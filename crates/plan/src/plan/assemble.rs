@@ -243,9 +243,9 @@ impl<'a> Assembly<'a> {
 
 /// Times of the parts of a step, once steps follow each other.
 struct StepTimes {
-    /// A micro-batch behind another.
+    /// A micro-batch that follows another one.
     micro_batch: f64,
-    /// The update, with the time by which it delays its neighbours.
+    /// The update, with the time by which it delays the micro-batches before and after it.
     update: f64,
 }
 
@@ -289,7 +289,7 @@ fn assign(lifetimes: &mut Lifetimes, graph: &Graph, residency: &Residency, offse
 /// Bytes of transient slots by purpose at the fullest moment of a schedule.
 fn purposes_at_peak(lifetimes: &Lifetimes) -> ByPurpose {
     let live = live_bytes(&lifetimes.slots);
-    // The earliest of equal maxima, so that the report does not depend on the iterator's taste.
+    // Of equal maxima the earliest counts; `max_by_key` alone would take the last.
     let fullest = (0..live.len()).max_by_key(|&at| (live[at], Reverse(at))).unwrap_or(0);
     let mut purpose_of = vec![None; lifetimes.slots.len()];
     for (buffer, slot) in lifetimes.schedule.buffers.iter().zip(&lifetimes.slot_of) {

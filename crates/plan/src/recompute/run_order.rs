@@ -348,7 +348,7 @@ mod tests {
     fn each_strategy_recomputes_what_it_says_and_no_more() {
         let graph = chain(8);
         assert_eq!(reruns(&graph, Strategy::None), 0);
-        // Per layer the product is recomputed; the silu after it is the next layer's input and is kept.
+        // Each layer recomputes its product. The silu after the product is the input of the next layer, and is kept.
         assert_eq!(reruns(&graph, Strategy::Full), 8);
         assert_eq!(reruns(&graph, Strategy::Selective), 0);
         // Groups of three: all but the last silu of each group are recomputed too.

@@ -245,7 +245,7 @@ fn within(mut states: BTreeMap<Demand, Vec<Point>>, limits: &LabelLimits) -> BTr
             ranked.truncate(limits.states);
             ranked.into_iter().collect()
         }
-        // A state that demands less has less to pay: the common demand of two states bounds both.
+        // A state with fewer demands costs less. So the demands that two states share give a lower bound for both.
         Thinning::Optimistic => {
             let mut merged: BTreeMap<Demand, Vec<Point>> = BTreeMap::new();
             let group = states.len().div_ceil(limits.states);

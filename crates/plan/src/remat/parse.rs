@@ -97,7 +97,7 @@ pub fn parse(text: &str) -> Result<Dag, ParseError> {
     if by_id.values().map(|node| u128::from(node.bytes)).sum::<u128>() > 1 << 62 {
         return Err(ParseError::TooMuch("cost_ram"));
     }
-    // Far below the largest float, so that sums of several runs stay finite.
+    // The limit is far below the largest float, so that sums of several runs stay finite.
     if by_id.values().map(|node| node.cost).sum::<f64>() > 1e200 {
         return Err(ParseError::TooMuch("cost_cpu"));
     }

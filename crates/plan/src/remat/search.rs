@@ -261,7 +261,7 @@ impl<'a, const W: usize> Search<'a, W> {
         let mut work = 1;
         for at in position..graph.once_ids.len() {
             work += 1;
-            // With nothing more to miss, the bound only falls from here on.
+            // Nothing more can be missing, so the bound only falls from here on.
             if graph.later[at].is_subset(&done) {
                 most = most.max(cost + self.after[at]);
                 break;
@@ -340,7 +340,7 @@ impl<'a, const W: usize> Search<'a, W> {
         if drops.is_some() {
             candidates = self.cheapest_first(state, &candidates);
         } else {
-            // Largest first: then every set that the last drop completes is a smallest set.
+            // The largest outputs come first: then no set that the last drop completes contains a needless drop.
             candidates.sort_by_key(|&node| (std::cmp::Reverse(graph.bytes[node]), node));
         }
         let mut room = Room {

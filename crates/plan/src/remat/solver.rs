@@ -200,7 +200,7 @@ impl<'a, const W: usize> Solver<'a, W> {
     fn trials(&self, memory: u64, effort: DagEffort) -> (Option<Trial<W>>, Vec<Seed<W>>) {
         let mut labels = self.work.share(2, || turn_labels(&self.graph, memory, effort.labels, &self.work));
         if labels.is_empty() {
-            // The work was used up. The set that keeps nothing needs no frontier.
+            // The allowed work was used up. The set that keeps nothing is known without a frontier.
             labels.push(Label { bytes: 0, time: 0.0, keep: Vec::new() });
         }
         let (mut best, mut seeds): (Option<Trial<W>>, _) = (None, Vec::new());

@@ -249,7 +249,7 @@ impl<'a> BestFirst<'a> {
             let seconds = self.step_of(pass, update);
             return Some(Candidate { seconds, known: Known::Time(limit), ..candidate });
         }
-        // At least `best`, whatever the rounding, so that candidates whose time is known come first.
+        // Rounding must not make the bound less than `best`, so that candidates whose time is known come first.
         let seconds = self.step_of(found.least_seconds, update).max(best);
         Some(Candidate { seconds, ..candidate })
     }

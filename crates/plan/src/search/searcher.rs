@@ -392,12 +392,12 @@ impl<B: Build> Searcher<B> {
         }
         let all = Request { micro_batch: None, ..request }.micro_batches()?;
         let open = Request { strategy: None, ..request };
-        // Of a large program, one other micro-batch is worth the time.
+        // For a large program, only one other micro-batch is worth the time.
         let large = self.work().largest > LARGE as u64;
         let micro_batches = all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed));
         let mut fitting = Vec::new();
         for micro_batch in micro_batches.take(if large { 1 } else { usize::MAX }) {
-            // Each for itself: a hint that is slower than another is still a hint.
+            // Each hint is sought alone: a hint that is slower than another is still useful.
             let mut own = Vec::new();
             self.look(&open, (micro_batch, false), |of| fastest_plans(of, &mut own))?;
             self.forget_all_but(None, None);

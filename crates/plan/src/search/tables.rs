@@ -107,7 +107,7 @@ impl ProgramTables {
             transient.map(|value| graph.ty(value).bytes() as u64).sum()
         };
         let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
-        // Outputs may take over the bytes of inputs, so the two do not add up.
+        // Outputs may take over the bytes of inputs, so the bytes of both must not be added.
         let needs = nodes.map(|(node, f)| bytes(&node.inputs).max(bytes(&node.outputs)) + f.workspace.least);
         let least = TransientBytes(needs.max().unwrap_or(0)).arena(self.least_state_bytes()?);
         Ok(*self.least_bytes.get_or_init(|| least))

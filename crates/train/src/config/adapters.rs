@@ -134,7 +134,8 @@ fn learned(raw: &RawConfig, architecture: &Architecture) -> Result<Architecture,
     }
 }
 
-/// One expression, or several names. Names have no commas, so pieces with one between them are one expression again.
+/// Modules as the user wrote them: one expression, or several names. Names have no commas, so an expression that was
+/// split at its commas can be put together again.
 enum Written {
     Expression(Pattern),
     Names(Vec<String>),

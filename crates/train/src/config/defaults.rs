@@ -53,8 +53,9 @@ pub(super) fn filled(raw: &RawConfig, origin: &Origin, lora: Option<&Lora>, data
     raw
 }
 
-/// Usual peaks of methods without gradients, from scratch too: a slope along one direction is as large as a whole gradient's
-/// norm, and ranks have a size of their own.
+/// Default peaks of the learning rate of methods without gradients, also for models that begin from scratch. These methods
+/// need rates of their own: a slope along one direction is as large as the norm of a whole gradient, and steps that follow
+/// ranks of losses do not depend on the size of the losses.
 fn rate_without_gradients(optim: &str) -> Option<f64> {
     match optim {
         "mezo" => Some(1e-6),

@@ -119,7 +119,7 @@ impl Probe {
         }
         let budget = Budget::resolve(options.memory)?;
         let timed = TimedModel { model, options, rows: *rows, accumulation: 1 };
-        // A network in tiles repeats ops that were timed before, except the op that hides it.
+        // A network in tiles repeats ops that were timed before, except for the single op that it becomes.
         let steps = if *tiled { Steps { timed: 1, untimed: 0, ..STEPS } } else { STEPS };
         let steps = timed.steps(program, plan, budget, &steps)?;
         let rate = self.flops()? / steps.seconds.max(1e-9);

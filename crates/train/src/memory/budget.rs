@@ -90,7 +90,7 @@ pub enum BudgetError {
     Refused(String),
     /// The process took more memory than its budget.
     Crossed {
-        /// The most bytes that it held.
+        /// The most bytes that the process held.
         peak: ProcessBytes,
         /// The budget.
         budget: ProcessBytes,

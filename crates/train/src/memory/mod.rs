@@ -78,7 +78,7 @@ pub fn parse_status(status: &str) -> Option<ProcessMemory> {
     Some(ProcessMemory {
         peak: kib_field(status, "VmHWM")?,
         resident: kib_field(status, "VmRSS")?,
-        // Old kernels do not tell the two apart.
+        // Old kernels do not list pages of files apart.
         of_files: kib_field(status, "RssFile").unwrap_or(0),
     })
 }

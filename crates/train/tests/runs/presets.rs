@@ -12,7 +12,7 @@ use plimsoll_model::Preset;
 use plimsoll_plan::{ArenaBytes, Choice, DeviceSpec, Facts, Request, Searcher};
 use plimsoll_train::{LanguageModel, Options, Programs};
 
-/// Times are sums in different orders.
+/// Relative tolerance on times, which are sums in different orders.
 const ROUNDING: f64 = 1e-9;
 
 /// A preset, and at how many budgets it is planned.

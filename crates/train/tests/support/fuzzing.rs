@@ -1,8 +1,8 @@
 //! Inputs chosen by libFuzzer, which watches the code they reach, in place of seeded alterations. Compiled by
 //! `scripts/fuzz` alone.
 //!
-//! libFuzzer alters bytes, with the words of the originals as a dictionary. Every second input it gets from [`Mutator`] instead,
-//! which keeps JSON whole.
+//! libFuzzer alters bytes, with the words of the originals as a dictionary. For every second input, [`Mutator`]
+//! makes the alteration instead, which keeps JSON whole.
 
 #![allow(unsafe_code, reason = "the fuzzer's driver is a C function")]
 

@@ -56,7 +56,7 @@ widest! {
     /// 1 where another word is likelier than the target, 0 where none is, NaN where some logit is no number below infinity.
     fn beaten(row: &[f32], target: usize) -> f32 {
         let chosen = row[target];
-        // Counts, because a search that ends early looks at one number at a time.
+        // All numbers are counted: a search that may end early looks at one number at a time, which is slower.
         let lost = row.iter().filter(|x| x.is_nan() || **x == f32::INFINITY).count();
         let before = row[..target].iter().filter(|x| **x >= chosen).count();
         let beaten = before + row[target..].iter().filter(|x| **x > chosen).count();

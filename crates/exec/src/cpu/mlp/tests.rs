@@ -8,7 +8,7 @@ use crate::cpu::trial::{Trial, numbers};
 const N: usize = 301;
 const C: usize = 24;
 const F: usize = 83;
-/// A multiple of the rows that column sums put aside, and one that divides nothing.
+/// Rows of tiles: multiples of the rows that column sums take at a time, and a number that divides nothing.
 const TILES: [usize; 3] = [32, 96, 1000];
 
 /// A network and its operands.

@@ -362,7 +362,7 @@ impl<'a> Placing<'a> {
 
     /// Whether this many more bytes fit during all of these runs.
     fn has_room(&mut self, runs: Range<usize>, bytes: u64) -> bool {
-        // More than this many bytes leave no room for these.
+        // Where more than `most` bytes are in use, there is no room for `bytes` more.
         let Some(most) = self.limit.checked_sub(self.lingering + bytes) else { return runs.is_empty() };
         if runs.contains(&self.blocked) && self.live.at(self.blocked) > most {
             return false;

@@ -18,7 +18,7 @@ pub(crate) fn follow(table: &Table, family: Family, mut length: usize, mut slot:
         let (decision, fewest) = table.decision(family, length, slot)?;
         match decision {
             Decision::Option(option) => {
-                // Of the last layer inside a segment nothing is kept.
+                // Nothing of the last layer inside a segment is kept.
                 let last = family == Family::Inner && length == 1;
                 slot = if last { fewest } else { table.after_option(fewest, option) };
                 steps.push(Step::Layer(option));

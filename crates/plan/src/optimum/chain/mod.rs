@@ -192,7 +192,7 @@ impl ChainOptimum {
         let fastest = self.outside_seconds + self.table().seconds(u64::MAX);
         let everything_kept = self.ways.iter().filter(|way| way.seconds == 0.0);
         let least = everything_kept.map(|way| way.fixed_bytes + self.table().enough_bytes()).min();
-        // Recomputing a single node costs far more than a sum's rounding error.
+        // The tolerance covers the rounding of sums; recomputing even one node costs far more.
         least.filter(|_| fastest <= self.once_seconds * (1.0 + 1e-9))
     }
 

@@ -111,8 +111,9 @@ struct Candidate<'a> {
     decision: Decision,
     from: usize,
     seconds: f64,
-    /// The layers that follow, in this many fewer slots.
+    /// Times of the layers that follow.
     rest: &'a Row,
+    /// Slots that the decision takes from the layers that follow.
     held: usize,
     /// The dropped segment, if there is one.
     segment: Option<&'a Row>,

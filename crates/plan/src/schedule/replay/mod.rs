@@ -459,7 +459,7 @@ impl<'a> Machine<'a> {
                 return Err(Fault::NotIntact(format!("output `{name}` is written over before the end")));
             }
         }
-        // State is the next schedule's business: nothing may have been written over it.
+        // The next schedule reads the state, so nothing may have been written over it.
         for (index, buffer) in self.schedule.buffers.iter().enumerate() {
             if self.resident(buffer.contents) && self.intact[index] != buffer.bytes {
                 return Err(Fault::NotIntact(format!("state buffer {index} is written over")));

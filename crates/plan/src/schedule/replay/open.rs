@@ -173,7 +173,7 @@ impl Machine<'_> {
         }
         self.lose(open.arena);
         open.ahead = Some((copy, version));
-        // Numbered down from the largest number, so that no other transfer has the same.
+        // These transfers are numbered down from the largest number, so that no other transfer has the same number.
         self.copies.occupy(usize::MAX - self.copies.next.len(), &open);
         self.copies.next.push(open);
         Ok(())

@@ -164,7 +164,7 @@ fn before_opening(text: &str, least: usize, at: usize) -> usize {
     let tag = text.find('>').filter(|&end| text.starts_with('<') && end < LONGEST_TAG);
     let behind_tag = tag.map(|end| &text[end + 1..]).filter(|rest| rest.starts_with(['<', '[']));
     let opens = |part: &str| text.starts_with(part) || behind_tag.is_some_and(|rest| rest.starts_with(part));
-    // Half of the text at most: an opening does not lie within itself.
+    // An opening is at most half of the text before `at`, since it does not overlap itself.
     let from = least.max(at.saturating_sub(LONGEST_PROMPT)).max(at.div_ceil(2));
     let mut places = (from..at).filter(|&place| text.is_char_boundary(place));
     places.find(|&place| opens(&text[place..at])).unwrap_or(at)
