@@ -209,7 +209,7 @@ impl CudaDevice {
     /// Address of the word where a check reports.
     fn word(&self, check: Check) -> Result<u64, ExecError> {
         let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
-        // Beyond a couple of hundred layers, routers share a word.
+        // The device has a limited number of words for checks, so with hundreds of layers the routers share one word.
         let check = if checks.len() < NAMED_CHECKS { check } else { check.nameless() };
         let index = checks.iter().position(|known| *known == check).unwrap_or_else(|| {
             checks.push(check);

@@ -89,7 +89,7 @@ fn readers(graph: &Graph) -> Vec<usize> {
     readers
 }
 
-/// Rows of the tiles of a network of `rows` rows, unless one would do.
+/// Rows of the tiles of a network that has `rows` rows; `None` if a single tile would hold all rows.
 fn rows_of_tile(rows: usize) -> Option<usize> {
     let tile = (rows / TILES / ROW_STEP * ROW_STEP).clamp(ROW_STEP, MOST_ROWS);
     (tile < rows).then_some(tile)

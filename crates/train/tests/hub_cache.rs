@@ -172,7 +172,7 @@ fn partial_files_of_killed_runs_are_gone_on_with_or_cleared() {
         let age = Duration::from_secs(days * 24 * 3600);
         file.set_modified(std::time::SystemTime::now() - age).unwrap();
     };
-    // From the library that was used before: the beginning of the weights, to go on with.
+    // The library that was used before has left the beginning of the weights, from which the download continues.
     fs::write(home.blobs().join(format!("{tag}.part")), &weights[..777]).unwrap();
     fs::write(home.blobs().join(CONFIG_TAG.trim_matches('"')), "{}").unwrap();
     put(&format!("{}.1a2b3c4d.incomplete", CONFIG_TAG.trim_matches('"')), 0);

@@ -116,7 +116,7 @@ impl Lora {
         }
     }
 
-    /// Positions that a graph must have beside those of the text before it is adapted.
+    /// Positions that a graph must have, in addition to those of the text, before the adapter is added to it.
     pub fn added_positions(&self) -> usize {
         if matches!(self.kind, AdapterKind::Prompt(_)) { self.virtual_tokens() } else { 0 }
     }

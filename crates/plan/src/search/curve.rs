@@ -98,8 +98,9 @@ pub fn curve(
     Ok(points)
 }
 
-/// The next larger budgets that make a step faster; after the last of them no budget does. The list is empty, without an
-/// error, if this searcher finds no plan in between: the chosen plan may be of a kind that it does not make.
+/// The next larger budgets that make a step faster; after the last of them no budget does. The list is empty, which
+/// is no error, if this searcher finds no plan in between. That may happen because the chosen plan is of a kind that this
+/// searcher does not make.
 ///
 /// # Errors
 ///

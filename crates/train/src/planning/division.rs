@@ -11,8 +11,8 @@ const STAGES: [ZeroStage; 4] =
     [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients, ZeroStage::Weights];
 
 impl Options {
-    /// The stages to try for a model, in this order. Where one rank trains alone, or the optimizer cannot be divided, there is
-    /// one.
+    /// The stages to try for a model, in this order. The list has a single stage if one rank
+    /// trains alone or the optimizer cannot be divided.
     pub(crate) fn stages(&self, model: &impl Model) -> Vec<Options> {
         let with = |zero_stage| Options { zero_stage, ..self.clone() };
         match self.zero_stage {

@@ -135,7 +135,7 @@ pub struct EndRecord {
     /// Tokens over seconds, for the whole run.
     #[serde(with = "finite_or_null")]
     pub tokens_per_second: f64,
-    /// The best evaluation, of the parts of the run before this one too.
+    /// The best evaluation of the whole run, which includes the parts before it was resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<BestRecord>,
     /// Whether the run ended before its last step because it no longer got better.

@@ -149,7 +149,7 @@ fn the_lowest_stage_that_fits_is_taken_where_none_is_named() {
         "{weights} {gradients} {moments} {whole}"
     );
     let from = [(whole, 0), (whole - 1, 2), (moments, 2), (moments - 1, 3), (gradients, 3)];
-    // Two moments of the head are divided, then its gradient, then the head itself.
+    // As the budget shrinks, the two moments of the head are divided, then its gradient, then the head itself.
     for (bytes, expected) in from.into_iter().chain([(gradients - 1, 4), (weights, 4)]) {
         assert_eq!(divided(&in_arena(ZeroStage::Auto, bytes).unwrap()), expected, "{bytes}");
     }

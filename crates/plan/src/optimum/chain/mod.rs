@@ -291,7 +291,7 @@ impl Optimum for ChainOptimum {
     /// A micro-batch that keeps nothing begins the backward pass of each layer with the forward passes of all before it,
     /// as far as its input depends on them.
     fn strategy_seconds(&self, strategy: Strategy) -> f64 {
-        // A hair less, because sums are rounded.
+        // Slightly less, because sums are rounded.
         let once = self.once_seconds * (1.0 - 1e-9);
         let layers = self.chain.layers.len();
         match strategy {

@@ -106,7 +106,8 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
     }
 }
 
-/// The frontiers of a layer without its options. They take a fraction of the options' time, because no peak is computed.
+/// The frontiers of a layer, without its options. Finding them takes a fraction of the time that the options take, because
+/// no peak is computed.
 pub(crate) fn frontiers(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Frontiers {
     let sets = Sets::new(graph, facts, scratch, layer);
     sets.frontiers(&sets.labels())
