@@ -1,4 +1,4 @@
-//! Any model a trainer can be given: one question, three answers.
+//! The architectures of models, behind one type: each function asks a question, which every architecture answers.
 
 use plimsoll_graph::{Graph, GraphError};
 

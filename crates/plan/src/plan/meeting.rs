@@ -32,7 +32,7 @@ impl MeetingRanges {
         for &((from, to), number) in ranges {
             let first = all.coordinates.partition_point(|&at| at < from);
             let last = all.coordinates.partition_point(|&at| at < to);
-            // A range without bytes is met by those that have bytes on both sides of it.
+            // A range without bytes meets only ranges that have bytes on both sides of it.
             let (low, high) = if from == to { (2 * first, 2 * first + 1) } else { (2 * first + 1, 2 * last) };
             all.raise(low, high, number);
         }

@@ -92,7 +92,7 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
     writer.sequence
 }
 
-/// Whether each node of a graph is one of these.
+/// For each node of the graph, whether it is among `nodes`.
 pub(crate) fn members<'a>(graph: &Graph, nodes: impl Iterator<Item = &'a NodeId>) -> Vec<bool> {
     let mut among = vec![false; graph.nodes().len()];
     for id in nodes {

@@ -173,8 +173,8 @@ impl Step<'_> {
         self.compare_targets(self.run.updating_passes > 0)
     }
 
-    /// Refuses more targets than the step was begun with, and fewer once `all` its micro-batches are here. A rank knows its
-    /// share alone, which may be less.
+    /// Refuses more targets than the step was begun with, and also fewer targets if `all` micro-batches of the step have
+    /// come. A rank counts only the targets of its own share, which may be fewer.
     fn compare_targets(&self, all: bool) -> Result<(), TrainError> {
         let Some(counted) = self.counted else { return Ok(()) };
         let fewer = all && self.run.ranks() == 1 && counted < self.targets;

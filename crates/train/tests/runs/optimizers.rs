@@ -377,7 +377,8 @@ fn state_takes_the_bytes_one_computes_by_hand() {
                 OptimizerKind::Lion8bit if n >= FEWEST_FOR_CODES => n + 4 * n.div_ceil(256),
                 OptimizerKind::Adafactor if shape.len() < 2 => 4 * n,
                 OptimizerKind::Adafactor => 4 * (shape[0] + shape[1]),
-                // Only tables and vectors have second moments; in this model those of the vocabulary's extent and norms.
+                // Only tables and vectors have second moments. In this model the tables have the vocabulary's extent, and the vectors
+                // belong to norms.
                 OptimizerKind::Muon | OptimizerKind::Apollo if shape.len() < 2 || shape[0] == SIZE.vocab => {
                     2 * one
                 }

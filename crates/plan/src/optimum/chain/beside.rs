@@ -37,7 +37,8 @@ pub(super) fn last_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 
     last.backward.iter().map(beside).max().unwrap_or(0)
 }
 
-/// Results of `nodes` that `id` depends on, directly or not, and that a node depending on `id` reads.
+/// Results of `nodes` that pass by `id`: `id` depends on them, directly or not, and a node that depends on `id` reads
+/// them too.
 fn passing(graph: &Graph, nodes: &[NodeId], id: NodeId) -> BTreeSet<Value> {
     let made_by = |value: Value| graph.producer(graph.storage(value));
     let mut before = BTreeSet::from([id]);
