@@ -5,8 +5,8 @@
 use plimsoll_exec::{CpuDevice, Device, Engine};
 use plimsoll_graph::{DType, Graph, Init, differentiate};
 use plimsoll_plan::{
-    Action, BufferId, Contents, Costed, Facts, Judged, Program, Role, Schedule, Scratch, Space, Strategy,
-    Workspace, plan, runnable,
+    Action, BufferId, Choice, Contents, Costed, Facts, Judged, Plan, Program, Role, Schedule, Scratch, Space,
+    Strategy, Workspace, plan, runnable,
 };
 
 #[path = "support/streaming.rs"]
@@ -126,5 +126,48 @@ fn an_input_written_where_a_transfer_is_under_way_waits_for_it() {
     let expected = moment(false);
     for _ in 0..20 {
         assert!(moment(true) == expected, "the disk got what was written as an input");
+    }
+}
+
+/// The plan, whose first schedule also starts every transfer by which the update begins, and the bytes into which these go.
+fn fetching_ahead(choice: &Choice) -> (Plan, Vec<(u64, u64)>) {
+    let mut draft = choice.plan.to_draft();
+    let update = draft.schedules[&Role::Update].clone();
+    let begins = update.actions.iter().take_while(|action| !matches!(action, Action::Run { .. }));
+    let started = begins.filter_map(|action| match action {
+        Action::Start { copy } => Some(*copy),
+        _ => None,
+    });
+    let started: Vec<usize> = started.collect();
+    let ahead = started.iter().map(|&copy| Action::StartNext { role: Role::Update, copy });
+    draft.schedules.get_mut(&Role::First).unwrap().actions.extend(ahead);
+    let buffers = started.iter().map(|&copy| update.buffer(update.copies[copy].buffer().unwrap()));
+    let places = buffers.map(|buffer| (buffer.offset, buffer.bytes)).collect();
+    (draft.judge(&choice.program).unwrap(), places)
+}
+
+#[test]
+fn an_output_read_where_a_transfer_is_under_way_waits_for_it() {
+    let choice = streaming();
+    let (plan, ahead) = fetching_ahead(&choice);
+    assert!(!ahead.is_empty(), "the update begins with no transfer");
+    let landed = |wait: bool| {
+        let mut engine = Engine::new(Box::new(device()), &choice.program, &plan, 1).unwrap();
+        for role in [Role::First, Role::Update, Role::First] {
+            pass(&mut engine, role).unwrap();
+        }
+        if wait {
+            engine.settle().unwrap();
+        }
+        let read = |&(offset, bytes): &(u64, u64)| {
+            let mut values = vec![0; bytes as usize];
+            engine.device().read_output(offset, &mut values).unwrap();
+            values
+        };
+        ahead.iter().flat_map(read).collect::<Vec<u8>>()
+    };
+    let expected = landed(true);
+    for _ in 0..20 {
+        assert!(landed(false) == expected, "an output was read before its bytes were there");
     }
 }
