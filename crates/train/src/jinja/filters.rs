@@ -2,7 +2,7 @@
 //!
 //! All of Jinja2's except `random`: a rendering must be the same each time.
 
-pub(super) mod markup;
+mod markup;
 mod sequences;
 mod texts;
 mod wrap;

@@ -29,6 +29,7 @@ mod calls;
 mod characters;
 mod checks;
 mod clock;
+mod entities;
 mod evaluate;
 mod expressions;
 mod fault;

@@ -5,8 +5,8 @@
 //! `autoescape`.
 
 use super::calls::Given;
+use super::entities::{bare, unescaped};
 use super::fault::{Answer, Fault};
-use super::filters::markup::{bare, unescaped};
 use super::interpreter::Run;
 use super::show::escaped;
 use super::value::{Text, Value};
