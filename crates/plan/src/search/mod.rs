@@ -15,7 +15,7 @@
 //! micro_batch              times and bounds of one micro-batch; whether an order fits
 //! offloaded                best-first search among plans that use a tier
 //! plans                    all plans of one micro-batch that could be chosen
-//! searcher                 the loop over micro-batches
+//! searcher, hints          the loop over micro-batches; what would fit where nothing does
 //! curve, largest           questions that ask many times
 //! ```
 //!
@@ -23,6 +23,7 @@
 
 mod curve;
 mod error;
+mod hints;
 mod largest;
 mod micro_batch;
 mod offloaded;

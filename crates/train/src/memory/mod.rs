@@ -9,6 +9,7 @@
 
 pub mod address_space;
 mod budget;
+mod card;
 pub mod machine;
 mod size;
 
