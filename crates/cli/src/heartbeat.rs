@@ -18,7 +18,7 @@ use crate::table;
 /// The longest silence, unless a test asks for a shorter one: a minute less the time that it takes to wake up on a busy
 /// machine.
 pub(crate) const LONGEST: Duration = Duration::from_secs(55);
-/// How long work without a bar may take before its first line.
+/// How long work that the user waits for may take before its first line.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Work that has no name.

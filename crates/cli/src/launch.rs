@@ -40,7 +40,7 @@ enum Way {
     Mpi,
     /// The processes meet at the stated address.
     Address,
-    /// The launcher does not say where the processes meet.
+    /// The processes cannot find each other: no address is stated, and MPI is not used.
     None,
 }
 
@@ -181,7 +181,7 @@ impl Launch {
         )))
     }
 
-    /// The address at which the processes meet.
+    /// Where the processes meet, as the launcher's variables say.
     fn meeting(&self, variable: impl Fn(&str) -> Option<String>) -> Result<Meeting, TrainError> {
         let port = variable(PORT).and_then(|port| port.trim().parse::<u16>().ok());
         let stored = variable(STORE).is_some_and(|set| set == "True");

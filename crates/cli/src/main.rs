@@ -49,8 +49,8 @@ fn main() -> ExitCode {
             return exit::code(Err(TrainError::Config(why).into()));
         }
     };
-    // If a file may not grow, the run ends in an error that names the file instead of in a signal. A failure to ignore the
-    // signal does no harm.
+    // If a file may not grow, the run ends in an error that names the file instead of in a signal. A failure to set the
+    // handler does no harm.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
     if let Err(error) = address_space::check() {
         return exit::code(Err(error.into()));

@@ -30,9 +30,9 @@ const RENEWAL_SECONDS: u64 = 15;
 /// Whether a page will be written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// The page is written by the run, while it is running.
+    /// The run is still running and will write the page again.
     Running,
-    /// The run is over.
+    /// The page will not be written again.
     Over,
 }
 

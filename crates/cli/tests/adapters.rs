@@ -136,7 +136,8 @@ fn modules_ranks_layers_and_tokens_of_an_adapter_are_chosen_trained_resumed_and_
     assert_eq!(config("layers")["layers_to_transform"], json!([1]));
     assert_eq!(config("layers")["alpha_pattern"], json!({"up_proj": 3}));
     assert_eq!(config("tokens")["trainable_token_indices"], json!([5, 101, 7]));
-    // The model's table is the output head too. The adapter changes only the table, so the merged model has two tables.
+    // The model's embedding is its output head too. The adapter changes the embedding and leaves the head as it was, so the
+    // merged model has two tables.
     assert_eq!(home.json("layers-merged/config.json")["tie_word_embeddings"], false);
     assert_eq!(home.json("tokens-merged/config.json")["tie_word_embeddings"], true);
 }

@@ -258,7 +258,7 @@ fn a_disk_space_that_is_too_small_is_the_cause_that_is_named_and_the_size_that_i
     let hint = said.lines().find_map(|line| line.strip_prefix("hint: `--disk-space ")?.split('`').next());
     let output = plimsoll(&format!("{asked} --disk-space {}", hint.unwrap()));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // If the memory is too small for any plan, a tier does not help, and the error asks for none.
+    // If the memory is too small for any plan, more room on the disk does not help, and the error asks for none.
     let said = plimsoll("plan --model s --seq-len 64 --memory 20MiB --offload disk --disk-space 8MiB").stderr;
     let said = String::from_utf8(said).unwrap();
     assert!(said.starts_with("error: the smallest plan needs ") && !said.contains("--disk-space"), "{said}");

@@ -267,7 +267,8 @@ fn with_a_disk_a_budget_that_is_too_small_without_one_trains_to_the_same_bits() 
     let plan = &lines(&format!("plan --json --memory {smallest}MiB {disk}"))[0];
     assert!(number(plan, "offload_bytes") > 0, "{plan}");
     assert!(plan["layers"].as_array().unwrap().iter().any(|layer| layer["offload"] != serde_json::json!([])));
-    // A budget so small that state takes nearly all of it. The exact number depends on the size of the process.
+    // The budget is so small that state would take nearly all of it if none were on the disk. How much exactly depends on
+    // the size of the process.
     let on_disk = plan["offload_state_bytes"].as_object().unwrap();
     let on_disk: u64 = on_disk.values().map(|bytes| bytes.as_u64().unwrap()).sum();
     let state: u64 = ["weights", "gradients", "optimizer"]

@@ -152,7 +152,7 @@ fn records_that_cannot_be_written_to_standard_output_are_dropped_and_the_run_goe
     assert_eq!(err.matches(note).count(), 1, "{err}");
     assert_eq!(weights(&home, "out"), weights(&home, "whole"));
     assert_eq!(home.losses("out"), home.losses("whole"));
-    // The output has no reader.
+    // Neither standard output nor standard error can be written to.
     let mut command = home.command(&training("--output-dir silent --json"));
     assert!(command.stdout(full()).stderr(full()).status().unwrap().success());
     assert_eq!(weights(&home, "silent"), weights(&home, "whole"));
@@ -213,7 +213,7 @@ fn steps_before_one_that_is_not_finite_are_saved_and_gone_on_from_by_name() {
         format!("of step {} is not a finite number; the weights are as step {step} left them\n", step + 1);
     assert!(err.ends_with(&told), "{err}");
 
-    // The continued run has the same bits as one that paused at that step.
+    // The saved weights have the same bits as those of a run that paused at that step.
     let (code, err) = train(&format!("--output-dir paused --stop-after {step}"));
     assert_eq!(code, Some(0), "{err}");
     let saved = home.read(&format!("out/{last}/model.safetensors"));

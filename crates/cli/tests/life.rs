@@ -241,7 +241,7 @@ fn a_run_goes_on_with_the_micro_batches_it_had_where_they_fit() {
     assert_eq!(micro_batch("parts/checkpoint-8"), had);
     train(more, &format!("--output-dir whole --micro-batch {had}"));
     assert_eq!(weights(&home, "parts"), weights(&home, "whole"));
-    // In the opposite order the settings do not fit.
+    // In the opposite order of the budgets, the earlier micro-batches do not fit.
     train(more, "--output-dir back --stop-after 4");
     let larger = micro_batch("back/checkpoint-4");
     assert_ne!(larger, had, "the budgets are too much alike for this test");

@@ -319,7 +319,8 @@ fn an_adapter_of_another_family_or_with_tensors_of_no_layer_is_refused() {
     home.set("adapter/adapter_config.json", "target_modules", json!(fewer));
     home.refused(export, "adapter does not go with this model (it holds `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, and adapter_config.json makes no use of that here); give the one it was trained on as --model");
 
-    // Both the model and the folder that the adapter was trained on state that they are a Mistral of equal shape.
+    // The model is a Mistral of equal shape. That the adapter belongs to a Llama is stated by its own configuration, or else
+    // by the folder of the model that it was trained on.
     home.copy("lora/llama", "adapter");
     home.copy("hf/llama", "mistral");
     home.set("mistral/config.json", "architectures", json!(["MistralForCausalLM"]));

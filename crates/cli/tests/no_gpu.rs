@@ -43,7 +43,7 @@ impl Driver {
         }
         let mut train =
             home.command(&format!("train --model tiny --data text.txt --max-steps 1 --device {device}"));
-        // The path leads to no Python whose packages might bring the libraries.
+        // `PATH` leads to no Python whose packages might bring the libraries.
         let train = train.env("LD_LIBRARY_PATH", home.path("")).env("PATH", "").env_remove("VIRTUAL_ENV");
         let output = train.output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{output:?}");

@@ -39,7 +39,7 @@ const NAMED_CHECKS: usize = 224;
 #[derive(Debug)]
 pub struct CudaDevice {
     // Fields stand in the order in which they must be dropped: unmapping waits for the GPU, and a library needs the stream
-    // until it ends.
+    // until the library is closed.
     schedules: Vec<BoundSchedule>,
     mapping: Option<Mapping>,
     world: Option<World>,

@@ -13,7 +13,7 @@ use crate::lower::{ALIGNMENT, Library, Limits, Needs, needs};
 pub struct Rates {
     /// Floating-point operations per second of products in f32.
     pub flops: f64,
-    /// Floating-point operations per second in bf16.
+    /// Floating-point operations per second of products in bf16.
     pub half_flops: f64,
     /// Bytes per second of the card's memory.
     pub bytes: f64,

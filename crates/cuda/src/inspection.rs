@@ -37,7 +37,7 @@ pub struct Inspection {
     pub libraries: Vec<FoundLibrary>,
     /// Notes on libraries that are missing or slow, each with the way out.
     pub notes: Vec<String>,
-    /// Measured rates, or the reason why there are none: too little free memory.
+    /// Measured rates, or the reason why there are none, such as too little free memory.
     pub rates: Result<MeasuredRates, String>,
 }
 

@@ -20,7 +20,7 @@ pub enum Products {
 /// How a GPU is opened.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// The target.
+    /// The GPU to open.
     pub target: CudaTarget,
     /// Where libraries are looked for.
     pub libraries: Libraries,

@@ -115,8 +115,8 @@ fn is_judged(case: &Case) -> bool {
         let near = !matches!(input.fill, Fill::Normal(spread) if spread > 10.0);
         near && matches!(input.ty.dtype, DType::F32 | DType::I32)
     };
-    // The choice of the largest scores jumps if two scores are closer than the step of the quotient. Scores that are
-    // integers far above 1 are too coarse for the step.
+    // The choice of the largest scores jumps if two scores are closer than the step of the quotient. Near
+    // integers far above 1, rounding of f32 is too coarse for the step.
     let chooses = matches!(case.op, Op::TopK { .. });
     let apart = |input: &Input| matches!(input.fill, Fill::Distinct(end) if end <= 10);
     ELEMENTS.contains(&elements)

@@ -17,7 +17,7 @@ use crate::memory::{Budget, BudgetError, MemoryError, Size};
 pub struct Alternative {
     /// Flags to type beside the rest.
     pub flags: String,
-    /// The effect of the setting.
+    /// The effect of these flags.
     pub why: String,
 }
 

@@ -21,11 +21,11 @@ pub(crate) type BudgetOf<'a> = &'a dyn Fn(&Config) -> Result<Budget, TrainError>
 pub(crate) struct Answer {
     /// The requested quantity.
     what: What,
-    /// The largest value that fits.
+    /// The largest value that fits, or 1 if not even 1 fits.
     value: usize,
-    /// The largest value that was tried.
+    /// The largest value to try.
     most: usize,
-    /// The settings with the largest value that fits.
+    /// The settings with `value`.
     pub(crate) config: Config,
 }
 

@@ -25,7 +25,7 @@ pub(super) enum Why<'a> {
     Panicked(&'a str),
 }
 
-/// The exit code of a mistake that another file or a larger budget mends.
+/// The exit code of a user's mistake, which another file or a larger budget mends.
 const MISTAKE: i32 = 2;
 const FAILURE: i32 = 1;
 

@@ -111,7 +111,7 @@ impl Undisturbed {
         home
     }
 
-    /// Continues the interrupted run to its end in a home, and compares its results.
+    /// Runs the commands that remain after a strike to their end in a home, and compares the results.
     fn recover(&self, home: &Home, struck: Phase, what: &str) {
         for phase in [Phase::Second, Phase::Export].into_iter().filter(|phase| struck <= *phase) {
             let output = home.command(&phase.command(self.scenario)).output().unwrap();

@@ -25,7 +25,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Whether the call syncs the names in a folder.
+    /// Whether the change is a sync of the names in a folder.
     pub(crate) fn syncs_a_folder(&self) -> bool {
         self.operation == b'S'
     }

@@ -151,7 +151,8 @@ impl Folded {
     pub(crate) fn new(range: &Arc<Reserved>, bytes: u64) -> Result<Folded, ExecError> {
         range.context.enter()?;
         let whole = (bytes.max(1) as usize).next_multiple_of(range.granularity);
-        // The driver maps an allocation as a whole. If that would pass the end of the range, small allocations are mapped.
+        // Each mapping covers the whole allocation. If the last one would pass the end of the range, the allocation is made
+        // as small as possible.
         let fold = FOLD.next_multiple_of(range.granularity).min(whole);
         let fold = if whole.next_multiple_of(fold) > range.bytes { range.granularity } else { fold };
         let whole = whole.next_multiple_of(fold);

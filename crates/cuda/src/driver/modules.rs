@@ -138,7 +138,7 @@ impl Modules {
         if !found {
             return Err(missing());
         }
-        // The module is loaded now, so that no launch takes memory later.
+        // The function is loaded now, so that no launch takes memory later.
         if self.context.card.driver >= LOADS_FUNCTIONS {
             // SAFETY: the function was just found.
             ok(unsafe { cuda::cuFuncLoad(handle) }, &format!("loading {name}"))?;

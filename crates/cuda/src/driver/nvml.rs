@@ -81,7 +81,7 @@ impl ManagedCard {
             told.then_some(found)
         });
         let all: Vec<Process> = lists.collect::<Option<Vec<_>>>()?.concat();
-        // NVML lists a process that both computes and draws twice.
+        // A process that both computes and draws is in both lists.
         let shares: BTreeMap<u32, u64> = all.iter().map(|process| (process.pid, process.bytes)).collect();
         Shares::of(&shares, std::process::id())
     }

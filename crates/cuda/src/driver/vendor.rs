@@ -59,7 +59,7 @@ impl Vendor {
     /// Reasons why attention is slow here.
     pub(crate) fn notes(&self) -> Vec<String> {
         match &self.attentions {
-            // One plan is enough to see why: the others differ in their sizes.
+            // One refused shape is enough to see why: the others differ in their sizes.
             Some(plans) => {
                 let refused = plans.refused().into_iter().take(1);
                 refused

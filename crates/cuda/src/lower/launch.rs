@@ -11,7 +11,7 @@ use super::place::Place;
 /// waits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Check {
-    /// Ids of rows of a table. The table has this many rows.
+    /// Ids of rows of a table with this many rows.
     Token {
         /// Rows of the table.
         rows: usize,

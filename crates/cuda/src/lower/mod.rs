@@ -57,11 +57,11 @@ pub const ALIGNMENT: u64 = 256;
 pub struct PlacedOp<'a> {
     /// The op.
     pub op: &'a Op,
-    /// The action's inputs.
+    /// The op's inputs.
     pub inputs: &'a [Operand],
-    /// The action's outputs.
+    /// The op's outputs.
     pub outputs: &'a [Operand],
-    /// First byte of the action's scratch.
+    /// First byte of the op's scratch.
     pub scratch: Place,
 }
 

@@ -1,4 +1,4 @@
-//! Perturbed parameters, as probes read them: drawn into scratch beside the parameter.
+//! Parameters as probes read them: perturbed copies, which leave the parameters as they are.
 
 use plimsoll_exec::ExecError;
 

@@ -82,7 +82,7 @@ pub(super) type Factor = (Matrix, bool);
 pub(super) fn linear(to: &mut Lowering, call: &Call, transposed: bool, bias: bool) -> Result<(), ExecError> {
     let (x, w, y) = (Matrix::of(&call.inputs[0]), Matrix::of(&call.inputs[1]), Matrix::of(&call.outputs[0]));
     let plus = Plus::bias(bias.then(|| &call.inputs[2]));
-    // A bias of one row for all rows also serves a result of one axis.
+    // A result of one axis has a bias of its own shape, which serves as a row for all rows.
     product(to, call, [(x, false), (w, !transposed)], y, plus)
 }
 

@@ -36,9 +36,9 @@ pub(super) trait Elementwise<const IN: usize, const OUT: usize>: Sync {
 
 /// Work to be compiled for each instruction set: the generic counterpart of [`widest!`](super::simd).
 pub(super) trait Work {
-    /// The result of the function.
+    /// The result of the work.
     type Output;
-    /// Runs the loop. Implementations must be `#[inline(always)]`.
+    /// Does the work. Implementations must be `#[inline(always)]`.
     fn run(self) -> Self::Output;
 }
 

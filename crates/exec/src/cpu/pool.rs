@@ -33,7 +33,7 @@ const LOOKS: usize = 32;
 /// Stack of a worker. Kernels keep their tiles in scratch, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
 
-/// Workers may still join the job: pieces may be left.
+/// The door is open: workers may still enter, since pieces may be left.
 const OPEN: usize = 1 << (usize::BITS - 1);
 /// The caller sleeps until the last worker has left.
 const AWAITED: usize = OPEN >> 1;
@@ -107,7 +107,7 @@ impl std::fmt::Debug for Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.door.0.fetch_or(CLOSING, Ordering::SeqCst);
-        // A thread that is about to sleep first checks whether the job is open, and holds the lock until it sleeps.
+        // A thread that is about to sleep first checks whether the pool closes, and holds the lock until it sleeps.
         drop(self.shared.beds());
         self.shared.workers.notify_all();
         for worker in self.workers.drain(..) {

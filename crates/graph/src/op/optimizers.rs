@@ -94,7 +94,7 @@ pub struct Apollo {
 impl Apollo {
     /// The most by which the norm of a scaled gradient grows from step to step.
     pub const GROWTH: f32 = 1.01;
-    /// Added to a norm before the norm is divided by.
+    /// Added to a norm that is a divisor.
     pub const LEAST_NORM: f32 = 1e-8;
 
     /// Types of the ranges that an update writes: the parameter's, two moments of `rank` numbers for each channel, and the

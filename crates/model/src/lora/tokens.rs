@@ -41,7 +41,7 @@ pub struct TokenAdapter {
     pub width: usize,
     /// Whether rows of the table are read as embeddings.
     reads: bool,
-    /// Whether the table is also the output head.
+    /// Whether the table is the output head; it may be both.
     writes: bool,
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct Recomputation {
     pub(crate) rung: Option<TransientBytes>,
     /// A lower bound on a micro-batch's time that needs no order.
     pub(crate) least_seconds: f64,
-    /// Whether the virtual budget is combined with state that is away.
+    /// Whether this recomputation is combined with state that is away.
     pub(crate) goes_with_away: bool,
     order: OnceCell<Option<Ordered>>,
 }
@@ -217,12 +217,12 @@ impl ResidencyOption {
         TransientBytes(transient).arena(self.resident)
     }
 
-    /// A lower bound on the time of an update that keeps the limit.
+    /// A lower bound on the time of an update with this residency that keeps the limit.
     pub(crate) fn update_bound(&self, limit: u64, whole: f64) -> f64 {
         self.update.as_ref().map_or(whole, |update| update.bound(limit))
     }
 
-    /// A lower bound on the time of an update.
+    /// A lower bound on the time of an update with this residency.
     pub(crate) fn update_least(&self, whole: f64) -> f64 {
         self.update_bound(u64::MAX, whole)
     }

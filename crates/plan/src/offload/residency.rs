@@ -194,7 +194,7 @@ impl StateAway {
         &self.ranges
     }
 
-    /// Bytes that all state away takes on the tier.
+    /// Bytes that the ranges take on the tier.
     pub(crate) fn taken(&self) -> u64 {
         self.taken
     }

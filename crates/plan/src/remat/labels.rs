@@ -33,7 +33,7 @@ pub struct LabelOp {
     pub deps: Vec<usize>,
     /// Bytes that the operation's output takes if it is kept.
     pub bytes: u64,
-    /// Cost of running the node again.
+    /// Cost of running the operation again.
     pub cost: f64,
     /// Whether the operation's output may be kept at all.
     pub keepable: bool,

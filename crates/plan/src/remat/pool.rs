@@ -76,7 +76,7 @@ impl Pool {
                 (0..points).map(|index| index * last / (points - 1).max(1)).collect();
             chosen.dedup();
             for (index, point) in chosen.into_iter().enumerate() {
-                // A set that keeps many outputs need not recompute often.
+                // A set that keeps many bytes need not recompute often.
                 for &hold in if index < points / 2 { &[usize::MAX, 3, 1][..] } else { &[usize::MAX] } {
                     let kept = family.kept(graph, point, hold);
                     if hold == usize::MAX {

@@ -261,7 +261,7 @@ impl<'a, const W: usize> Search<'a, W> {
         let mut work = 1;
         for at in position..graph.once_ids.len() {
             work += 1;
-            // Nothing more can be missing, so the bound only falls from here on.
+            // If nothing more can be missing, the bound only falls from here on.
             if graph.later[at].is_subset(&done) {
                 most = most.max(cost + self.after[at]);
                 break;

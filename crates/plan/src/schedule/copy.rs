@@ -16,7 +16,7 @@ pub enum End {
     Tier {
         /// The tier.
         tier: Tier,
-        /// The first of the bytes in the tier.
+        /// First byte in the tier.
         offset: u64,
     },
 }

@@ -10,7 +10,7 @@ use crate::tokens::tokens;
 pub(crate) struct Edge {
     pub(crate) from: String,
     pub(crate) to: String,
-    /// The module with the import, and the path that it names.
+    /// The module that uses it, and the path that this module names.
     pub(crate) at: String,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Modules {
 #[derive(Clone)]
 struct Import {
     name: String,
-    /// The path that the names are imported from.
+    /// The path that the name is imported from.
     from: Vec<String>,
     /// Whether modules other than this one and its children see the name.
     public: bool,

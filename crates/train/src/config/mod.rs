@@ -306,7 +306,7 @@ impl Config {
 }
 
 impl OutputConfig {
-    /// The kinds of files that are kept, by name.
+    /// The reports that are written, by the names that `report_to` takes.
     fn names(&self) -> Vec<String> {
         let names = [("tensorboard", self.tensorboard), ("html", self.html)];
         names.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| (*name).to_owned()).collect()

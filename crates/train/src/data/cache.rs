@@ -56,7 +56,7 @@ pub(super) struct Notes {
     pub(super) names: Vec<String>,
     /// Samples that were skipped.
     pub(super) skipped: u64,
-    /// The fault of the first sample that was passed over.
+    /// The fault of the first skipped sample.
     pub(super) first_skipped: Option<String>,
     /// Learned tokens that begin in a prompt and reach into its answer.
     pub(super) seams: u64,

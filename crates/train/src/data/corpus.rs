@@ -38,7 +38,7 @@ pub struct Counts {
     pub tokens: u64,
     /// Samples longer than a row.
     pub cut: u64,
-    /// Tokens of samples that are longer than a row, from the second row on.
+    /// The part of `tokens` that lies beyond the first row of its sample.
     pub beyond: u64,
     /// Further tokens of these samples that are in no row: a classifier reads one row of a text, and a row in which
     /// nothing is learned is left out.

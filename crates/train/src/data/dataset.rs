@@ -26,7 +26,7 @@ pub struct Dataset {
     pub classes: usize,
     /// Samples that were skipped.
     pub skipped: u64,
-    /// The fault of the first sample that was passed over.
+    /// The fault of the first skipped sample.
     pub first_skipped: Option<String>,
     /// Learned tokens that begin in a prompt and reach into its answer.
     pub seams: u64,

@@ -152,7 +152,7 @@ pub enum DataError {
         path: PathBuf,
         /// Samples that were skipped.
         skipped: u64,
-        /// The fault of the first sample.
+        /// The fault of the first of these samples.
         first: String,
     },
     /// The tokenised data cannot be stored.

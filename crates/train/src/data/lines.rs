@@ -76,7 +76,7 @@ struct Outline {
     /// Commas, colons and brackets outside of texts.
     values: u64,
     escapes: bool,
-    /// Whether a column of the file is a conversation.
+    /// Whether a column of the line is a conversation.
     conversation: bool,
     depth: u32,
     place: Place,

@@ -19,7 +19,7 @@ use crate::reading;
 pub(super) struct Piece {
     /// Where the piece's first id stands in the cache.
     pub(super) first: u64,
-    /// Positions that the document takes in a row.
+    /// Positions that the piece takes in a row.
     pub(super) len: u32,
     pub(super) document: u32,
 }

@@ -25,7 +25,7 @@ pub enum Note {
     },
     /// Samples, or parts of them, have nothing to learn within a row and are left out.
     UntaughtSamples {
-        /// The number of samples that are left out, whole or in part.
+        /// The number of samples and of parts that are left out.
         count: u64,
         /// Tokens of a row.
         seq_len: usize,
@@ -62,9 +62,9 @@ pub enum Note {
     UnusedTensors(Vec<String>),
     /// The run resumes from a checkpoint.
     Resumed {
-        /// The run's last step.
+        /// The checkpoint's last step.
         step: u64,
-        /// The run's folder.
+        /// The checkpoint's folder.
         from: PathBuf,
     },
     /// The best checkpoint so far is gone.

@@ -102,11 +102,11 @@ pub enum Finished {
 /// A step that was better than the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BetterStep {
-    /// The run's checkpoint exists.
+    /// The step's checkpoint exists.
     Kept(PathBuf),
-    /// The run's checkpoint was removed, as the limit on their number allows.
+    /// The step's checkpoint was removed, as the limit on the number of checkpoints allows.
     Gone,
-    /// The run's checkpoint was to be used and cannot be read.
+    /// The step's checkpoint was to be used and cannot be read.
     Lost {
         /// The step.
         step: u64,

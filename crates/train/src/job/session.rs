@@ -40,7 +40,7 @@ const TIMED_RUNS: usize = 4;
 pub struct Session {
     config: Config,
     summary: Summary,
-    /// The other ranks. They are told to end before the trainer is dropped.
+    /// The other ranks. They stand before the trainer, so that they are told to end before it is dropped.
     ranks: Option<OtherRanks>,
     trainer: Trainer,
     device_name: String,

@@ -71,7 +71,7 @@ fn clip_over_ranks(graph: &mut Graph, shards: &[Value], max_norm: Option<f32>, r
             graph.reshape(sum, [1])
         })
         .collect();
-    // All norms share one exchange, since each alone would be an exchange of four bytes.
+    // All sums of squares share one exchange, since each alone would be an exchange of four bytes.
     let own = graph.concat(&squares, 0); // (P)
     let all = graph.apply(Op::Collective(Collective::AllReduce { ranks }), &[own]);
     let total = graph.sum(all, &[0]);

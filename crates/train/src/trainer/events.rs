@@ -79,7 +79,7 @@ impl<'a, 'b, E: fmt::Display> Told<'a, 'b, E> {
                 self.failed = self.failed.take().or(Some(fault));
             }
         }
-        // Each note silences a listener, so this loop ends.
+        // Each note has silenced a listener, so the recursion ends.
         for note in notes {
             self.tell(Event::Note(&note));
         }

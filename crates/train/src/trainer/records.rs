@@ -106,7 +106,7 @@ pub struct RankRecord {
     pub peak_bytes: u64,
     /// Peak resident memory of its process, or its part of one where ranks are threads.
     pub process_bytes: u64,
-    /// Seconds of the steps in which the rank did not wait for others.
+    /// Seconds of the rank's steps during which it did not wait for other ranks.
     pub busy_seconds: f64,
 }
 

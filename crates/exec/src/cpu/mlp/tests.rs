@@ -8,7 +8,7 @@ use crate::cpu::trial::{Trial, numbers};
 const N: usize = 301;
 const C: usize = 24;
 const F: usize = 83;
-/// Rows of tiles: multiples of the rows that column sums take at a time, and a number that divides nothing.
+/// Rows of tiles: two multiples of the 32 rows that column sums take at a time, and more rows than there are.
 const TILES: [usize; 3] = [32, 96, 1000];
 
 /// A network and its operands.

@@ -25,7 +25,7 @@ const PATIENCE: f64 = 2.0;
 struct Leaving {
     of: usize,
     bytes: u64,
-    /// The first run during which the bytes are gone.
+    /// The first run that does without the instance.
     from: usize,
     begun: f64,
     done: f64,

@@ -30,7 +30,7 @@ pub(crate) struct Layer {
     pub(crate) backward: Vec<NodeId>,
     /// The value that the layer before passes to it.
     pub(crate) input: Value,
-    /// The value that the layer passes on.
+    /// The value that the layer passes to the next one.
     pub(crate) output: Value,
 }
 

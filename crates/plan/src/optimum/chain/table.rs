@@ -48,7 +48,7 @@ pub(crate) enum Family {
 /// The nodes between the forward and the backward pass of the last layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
-    /// The most bytes alive while the layers run.
+    /// The most bytes alive while these nodes run.
     pub(crate) peak: u64,
     pub(crate) seconds: f64,
 }
@@ -312,7 +312,7 @@ impl Table {
         let longest = if inner { length - 1 } else { length };
         // Dropping one layer is the first option.
         for dropped in 2..=longest {
-            // The last layer runs while the pinned values of the layers before it are held.
+            // The last dropped layer runs while the pinned values of those before it are held.
             let pass_peak =
                 if inner { passing.again + pinned } else { passing.first + (dropped - 1) * pinned };
             each(Candidate {
@@ -328,7 +328,7 @@ impl Table {
 }
 
 impl Candidate<'_> {
-    /// The row's time in `slot` slots.
+    /// The candidate's time in `slot` slots.
     fn at(&self, slot: usize) -> f64 {
         if slot < self.from.max(self.held) {
             return f64::INFINITY;

@@ -41,7 +41,7 @@ impl Machine<'_> {
             let number = FIRST + self.exchanges.ranges;
             self.exchanges.ranges += 1;
             let bytes = self.bytes_of(operand);
-            // While a range is being received, it is neither read nor written.
+            // Each operand counts as a range that is being received, which is neither read nor written.
             self.copies.in_arena.insert(bytes, number, (Direction::In, number));
             ranges.push((bytes.0, number));
         }

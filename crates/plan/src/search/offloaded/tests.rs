@@ -133,7 +133,7 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
                         transfers.seconds_within(limit).zip(transfers.within(limit, &sequence)).unwrap();
                     assert!(seconds >= transfers.lower_bound(limit) * (1.0 - 1e-12));
                     let tiered = Tiered { limit: Some(TransientBytes(limit)), away: bytes };
-                    // The plan passes the judge.
+                    // The judge checks the plan inside `assemble`.
                     let plan = assemble(&program, &order, strategy, Scratch::Best, tiered).unwrap();
                     let (graph, facts) = (&part.graph, &part.facts);
                     let slots = slots_of(graph, facts, Scratch::Best, &spilled);

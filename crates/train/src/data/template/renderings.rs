@@ -25,7 +25,8 @@ pub(super) struct Renderings<'a> {
 pub(super) struct Part {
     pub(super) messages: Vec<usize>,
     pub(super) text: String,
-    /// Where the contents of messages lie in the text. None if marking the contents changes the rendered text.
+    /// Where the contents of messages lie in the text. None if the template refuses marked contents, or if marks change
+    /// the rendered text.
     marked: OnceCell<Option<Marked>>,
 }
 

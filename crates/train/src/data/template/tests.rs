@@ -221,7 +221,7 @@ fn whole_numbers_of_data_beyond_64_bits_are_printed_and_reckoned_with_as_in_pyth
     let rendered = render(source, &[json!({"role": "user", "content": content})], None);
     let python = "36893488147419103232 36893488147419103233 12297829382473034410 ";
     assert_eq!(rendered.unwrap(), format!("{python}{data}"));
-    // The same call inside a text of JSON.
+    // The same data as a text of JSON, in the arguments of a call.
     let call = json!({"function": {"name": "f", "arguments": data}});
     let source = "{{ messages[0].tool_calls[0].function.arguments.n }}";
     let rendered = render(source, &[json!({"role": "assistant", "content": "", "tool_calls": [call]})], None);
