@@ -57,7 +57,7 @@ fn the_plan_accounts_for_every_byte_of_its_arena() {
 #[test]
 fn the_plan_says_what_it_costs_and_how_far_from_the_optimum_it_can_be() {
     for arguments in
-        ["--memory 36MiB --global-batch 16", "--memory 64MiB", "--recompute full --micro-batch 2"]
+        ["--memory 40MiB --global-batch 16", "--memory 64MiB", "--recompute full --micro-batch 2"]
     {
         let plan = &lines(&format!("plan --json {arguments}"))[0];
         let float = |name: &str| plan[name].as_f64().unwrap_or_else(|| panic!("{name} of {plan}"));
@@ -81,7 +81,7 @@ fn the_plan_says_what_it_costs_and_how_far_from_the_optimum_it_can_be() {
 
 #[test]
 fn a_budget_that_is_offered_as_faster_is_faster_when_it_is_typed() {
-    let plan = &lines("plan --json --memory 36MiB --global-batch 16")[0];
+    let plan = &lines("plan --json --memory 40MiB --global-batch 16")[0];
     let offered = plan["faster"].as_array().unwrap();
     assert!(!offered.is_empty(), "{plan}");
     for point in offered {
@@ -118,7 +118,7 @@ fn the_most_that_fits_is_a_plan_and_one_more_does_not_fit() {
     for (what, flag, memory) in [
         ("seq-len", "--seq-len", 40),
         ("micro-batch", "--gradient-accumulation-steps 1 --micro-batch", 40),
-        ("lora-rank", "--lora-r", 28),
+        ("lora-rank", "--lora-r", 32),
         ("layers", "--layers", 60),
     ] {
         let plan = &lines(&format!("plan --json --memory {memory}MiB --max {what}"))[0];

@@ -43,7 +43,7 @@ impl Scenario {
         let rest = match self {
             Scenario::Roomy => "--seq-len 16 --memory 64MiB --report-to tensorboard,html",
             Scenario::Offloaded => {
-                "--seq-len 512 --memory 31MiB --report-to none --recompute none --offload disk --offload-folder run"
+                "--seq-len 512 --memory 35MiB --report-to none --recompute none --offload disk --offload-folder run"
             }
         };
         format!("{TRAIN} {rest}")
