@@ -40,6 +40,8 @@ pub(super) struct Talk<W> {
     last_sign: Instant,
     /// When this rank last looked after the others.
     last_look: Instant,
+    /// When this process last went on after it had been stopped, or began.
+    went_on: Instant,
     /// Exchanges so far.
     pub(super) exchanges: u64,
 }
@@ -48,7 +50,8 @@ impl<W: Wire> Talk<W> {
     pub(super) fn new(wire: W, limit: Duration, silence: Duration) -> Talk<W> {
         let (now, ranks) = (Instant::now(), wire.ranks());
         let (heard, arrived) = (vec![now; ranks], vec![false; ranks]);
-        Talk { wire, limit, silence, heard, arrived, last_sign: now, last_look: now, exchanges: 0 }
+        let [last_sign, last_look, went_on] = [now; 3];
+        Talk { wire, limit, silence, heard, arrived, last_sign, last_look, went_on, exchanges: 0 }
     }
 
     /// The ranks other than this one.
@@ -65,8 +68,9 @@ impl<W: Wire> Talk<W> {
         }
         let now = Instant::now();
         if now.duration_since(self.last_look) >= self.silence / 2 {
-            // This process itself was stopped for a while, so silence of the others proves nothing.
+            // This process itself was stopped for a while, so neither silence of the others nor their absence proves anything.
             self.heard.fill(now);
+            self.went_on = now;
         }
         self.last_look = now;
         if now.duration_since(self.last_sign) >= self.silence / SIGNS {
@@ -134,7 +138,9 @@ impl<W: Wire> Talk<W> {
         let (begin, mut looks) = (Instant::now(), 0);
         while let Some(rank) = late(self)? {
             self.look_after(queue)?;
-            if waiting == Waiting::Limited && begin.elapsed() >= self.limit {
+            // By the last look: a process that was stopped after it finds out at the next one.
+            let waited = self.last_look.saturating_duration_since(begin.max(self.went_on));
+            if waiting == Waiting::Limited && waited >= self.limit {
                 let limit = self.limit.as_secs_f64();
                 return Err(format!("rank {rank} has not come to {exchange} within {limit} s"));
             }
@@ -176,5 +182,61 @@ fn rest(looks: u32, begin: Instant) {
         thread::sleep(SHORT_SLEEP);
     } else {
         thread::sleep(LONG_SLEEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(50);
+
+    /// The wire of a process that is stopped for longer than the limit when it first listens; the other rank comes after that.
+    struct Stopped {
+        looks: usize,
+        message: [u8; HEAD_BYTES],
+    }
+
+    impl Wire for Stopped {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn ranks(&self) -> usize {
+            2
+        }
+
+        fn arenas_ahead(&self) -> usize {
+            1
+        }
+
+        fn send(&mut self, _: usize, _: &[u8], _: &[u8]) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn sending_to(&mut self) -> Result<Option<usize>, String> {
+            Ok(None)
+        }
+
+        fn receive(&mut self, _: usize) -> Result<bool, String> {
+            self.looks += 1;
+            if self.looks == 1 {
+                thread::sleep(2 * LIMIT);
+            }
+            Ok(self.looks == 3)
+        }
+
+        fn inbox(&self, _: usize) -> &[u8] {
+            &self.message
+        }
+
+        fn close(self) {}
+    }
+
+    #[test]
+    fn a_rank_that_was_stopped_itself_blames_no_other_for_the_time() {
+        let mut talk = Talk::new(Stopped { looks: 0, message: head(PART) }, LIMIT, LIMIT);
+        talk.part_of(&Queue::new(), 1, Waiting::Limited, "all_reduce").unwrap();
+        assert_eq!(talk.wire.looks, 3);
     }
 }
