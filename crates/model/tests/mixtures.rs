@@ -164,3 +164,19 @@ fn adapters_of_all_layers_leave_routers_and_experts_as_they_are() {
     let experts = adapted.state(adapted.state_named("model.layers.0.mlp.experts.up_proj").unwrap());
     assert_eq!((experts.kind, experts.parts.len()), (StateKind::Parameter { trainable: false }, 6));
 }
+
+#[test]
+fn vectors_before_a_text_belong_to_no_expert() {
+    use plimsoll_model::Lora;
+    use plimsoll_model::lora::{AdapterKind, VirtualTokens};
+    for name in FOLDERS {
+        let model = llama(name);
+        let forward = model.training(2, 16).unwrap();
+        let heads = model.key_heads;
+        let vectors = VirtualTokens { count: 4, width: 32, layers: model.layers, heads };
+        let prefix = Lora { kind: AdapterKind::Prefix(vectors), ..Lora::default() };
+        let adapted = prefix.clone().with_stacked_targets(&forward).unwrap();
+        assert_eq!(adapted, prefix, "{name}");
+        adapted.expert_adapters(&forward).unwrap();
+    }
+}

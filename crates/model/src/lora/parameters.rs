@@ -155,13 +155,14 @@ impl Lora {
     }
 
     /// The same adapters with the targets that PEFT makes of names of single experts' layers, see the module's
-    /// documentation. Models whose experts are read under the names they have in memory keep their targets.
+    /// documentation. Models whose experts are read under the names they have in memory keep their targets, and so do
+    /// adapters that belong to no module.
     ///
     /// # Errors
     ///
     /// When only one of gate and up is named, or a pattern means a layer whose name PEFT would take for an expert's.
     pub fn with_stacked_targets(mut self, forward: &Graph) -> Result<Lora, GraphError> {
-        let Some(names) = layer_names(forward) else { return Ok(self) };
+        let Some(names) = layer_names(forward).filter(|_| self.kind.has_modules()) else { return Ok(self) };
         let given = match &self.targets {
             Targets::AllLinear => linear_names(forward).chain(names.map(|(old, _)| old.to_owned())).collect(),
             Targets::Names(names) => names.clone(),
