@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_graph::{Graph, Node, Op, Phase, StateKind, differentiate};
 use plimsoll_model::lora::{
-    AdapterConfig, AdapterKind, Excluded, FeedForward, LayerChoice, NonLinearity, Pattern, VirtualTokens,
-    file_name, parameter_name,
+    AdapterConfig, AdapterKind, Excluded, FeedForward, LayerChoice, NonLinearity, Pattern, TrainedTokens,
+    VirtualTokens, file_name, parameter_name,
 };
 use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
 use safetensors::SafeTensors;
@@ -225,6 +225,20 @@ fn what_cannot_be_adapted_is_refused_with_its_name() {
     );
     let error = Lora { modules_to_save: vec!["embed_tokens".into()], ..Lora::default() }.adapt(&tied);
     assert!(error.unwrap_err().to_string().contains("embedding and output head at once"));
+}
+
+#[test]
+fn a_head_that_is_the_table_may_be_named_before_it() {
+    let tied = model("qwen2").training(4, 16).unwrap();
+    let adapters = |names: [&str; 2]| {
+        let modules = names.map(|name| (name.to_owned(), vec![5, 9]));
+        Lora { tokens: TrainedTokens::Modules(modules.into()), ..Lora::default() }
+            .token_adapters(&tied)
+            .unwrap()
+    };
+    let behind = adapters(["model.embed_tokens", "lm_head"]);
+    assert_eq!(behind.len(), 1, "one table with one parameter");
+    assert_eq!(adapters(["lm_head", "model.embed_tokens"]), behind);
 }
 
 #[test]

@@ -104,7 +104,7 @@ impl Lora {
     ///
     /// When a token or a module is not the model's, or something else is trained there.
     pub fn token_adapters(&self, forward: &Graph) -> Result<Vec<TokenAdapter>, GraphError> {
-        let named = match &self.tokens {
+        let mut named = match &self.tokens {
             TrainedTokens::None => return Ok(Vec::new()),
             TrainedTokens::Input(rows) => vec![(String::new(), rows)],
             TrainedTokens::Modules(modules) => {
@@ -115,6 +115,8 @@ impl Lora {
         let table = layers(forward).into_iter().find(|layer| layer.form == Form::Table);
         let table = table.ok_or_else(|| wrong("the model has no table of words"))?;
         let tied = heads.contains(&table.weight());
+        // PEFT writes names in the order of the alphabet, so a head may stand before the table that it is.
+        named.sort_by_key(|(name, _)| !table.module.ends_with(name));
         let mut found: Vec<TokenAdapter> = Vec::new();
         for (name, rows) in named {
             let reads = table.module.ends_with(&name);
@@ -163,16 +165,14 @@ impl Lora {
     }
 }
 
-/// Refuses tokens of a tied head that do not follow its table. PEFT lets them differ, and then head and table are two.
+/// Refuses tokens of a tied head that are not those of its table. PEFT lets them differ, and then head and table are two.
 fn follows(found: &[TokenAdapter], name: &str, rows: &[usize]) -> Result<(), GraphError> {
     if !"lm_head".ends_with(name) {
         return Err(wrong(&format!("`{name}` is no table of words of the model")));
     }
     match found.first() {
         Some(table) if table.rows == rows => Ok(()),
-        _ => Err(wrong(
-            "a head that is the table of words must have the same tokens, named behind those of the table",
-        )),
+        _ => Err(wrong("a head that is the table of words must have the tokens of the table")),
     }
 }
 
