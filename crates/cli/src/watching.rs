@@ -24,12 +24,18 @@ const LONGEST: Duration = Duration::from_secs(55);
 #[derive(Default)]
 pub(crate) struct Watching {
     tokenising: Option<Tokenising>,
-    planning: Option<Waiting>,
+    waiting: Option<Waiting>,
     /// The folder that the job has made.
     made: Arc<OnceLock<PathBuf>>,
 }
 
 impl Watching {
+    /// Announces other work, once the work so far is over.
+    fn wait(&mut self, begin: impl FnOnce() -> Waiting) {
+        drop(self.waiting.take());
+        self.waiting = Some(begin());
+    }
+
     /// The folder that the job has made, if any: a program that ends before the first step removes it.
     pub(crate) fn made(&self) -> Arc<OnceLock<PathBuf>> {
         Arc::clone(&self.made)
@@ -54,10 +60,11 @@ impl Watch for Watching {
             Stage::Tokenising(progress) => {
                 self.tokenising.get_or_insert_with(Tokenising::new).show(progress);
             }
-            Stage::Planning => self.planning = Some(heartbeat::waiting_for("planning")),
+            Stage::Opening => self.wait(opening_the_device),
+            Stage::Planning => self.wait(|| heartbeat::waiting_for("planning")),
             Stage::Considering { .. } => considering(&stage),
             Stage::Working => {
-                (self.tokenising, self.planning) = (None, None);
+                (self.tokenising, self.waiting) = (None, None);
                 guard::lower();
             }
         }
@@ -70,6 +77,11 @@ fn adapter(name: &str, base: &str) {
     if reexec::is_first() && SAID.set(()).is_ok() {
         drop(say(&format!("{name} is an adapter for {base}, which is the model\n")));
     }
+}
+
+/// The user waits for the device, whose times are measured at the first start on a machine.
+pub(crate) fn opening_the_device() -> Waiting {
+    heartbeat::waiting_for("opening the device")
 }
 
 /// Tells the heartbeat which program the planner is trying.

@@ -40,7 +40,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let text = match &config.target {
         Target::Cpu | Target::Gpu(_) => {
             config.settle_device()?;
+            let waiting = watching::opening_the_device();
             let OpenedDevice { device, name, notes, measured, .. } = environment().device(&config)?;
+            drop(waiting);
             notes::tell(&notes)?;
             if measured {
                 reexec::after_measuring();

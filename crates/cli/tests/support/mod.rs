@@ -226,10 +226,11 @@ pub(crate) fn begun() -> Home {
     home
 }
 
-/// Standard output and standard error, without the progress lines of planning on a slow machine.
+/// Standard output and standard error, without the progress lines of a start on a slow machine.
 pub(crate) fn texts(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let said = text(&output.stderr);
-    let said = said.split_inclusive('\n').filter(|line| !line.starts_with("planning, "));
+    let slow = ["planning, ", "opening the device, "];
+    let said = said.split_inclusive('\n').filter(|line| !slow.iter().any(|begin| line.starts_with(begin)));
     (text(&output.stdout), said.collect())
 }

@@ -291,6 +291,7 @@ impl<'w> Job<'w> {
         if let Some(device) = self.device.take() {
             return Ok(device);
         }
+        self.watch.hear(Stage::Opening);
         let device = self.environment.device(&self.config)?;
         self.notes.extend(device.notes.iter().cloned());
         Ok(device)

@@ -34,6 +34,8 @@ pub enum Stage<'a> {
     Tokenising(Progress<'a>),
     /// No more foreign files are read, until the next [`Reading`](Stage::Reading).
     Working,
+    /// The device is being opened, and measured where its times are not known: seconds at the first start on a machine.
+    Opening,
     /// A plan is being searched for, until the next [`Working`](Stage::Working).
     Planning,
     /// The search asks about a program.
