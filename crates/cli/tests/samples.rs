@@ -30,6 +30,9 @@ fn samples_are_shown_with_what_is_learned_on_the_terminal_and_on_the_page() {
     let start: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
     assert_eq!(start["samples"].as_array().unwrap().len(), 2);
     assert!(start["samples"][0]["parts"].as_array().unwrap().iter().any(|part| part[1] == true));
+    home.done("report out --html page.html");
+    let page = String::from_utf8(home.read("page.html")).unwrap();
+    assert!(page.contains(&start["samples"][0]["parts"].to_string()), "the page has no samples");
     let (_, said) = home.done(&format!("{train} {SMALL}"));
     assert!(said.contains("data: 2 samples in ") && !said.contains("learned⟧"), "{said}");
 }
