@@ -3,11 +3,11 @@
 //! State in the arena is a range of it. State that is away is a range of a tier, read and written there between
 //! schedules, a bounded piece at a time: memory never holds a second copy of it.
 //!
-//! A group of state is one range here too. Its parts have names for files alone.
+//! A group of state is one range here too. The names of its parts are used only in files.
 //!
-//! Of state that ranks divide, each has a range of elements. Numbers are written by their place in the whole, and a rank keeps
-//! those that are its own; so all ranks load a file in the same way. Everything else here is about the range as it lies in the
-//! arena.
+//! Where ranks divide a state, each rank has a range of its elements. Numbers to write are given by their place in
+//! the whole state, and each rank keeps those in its own range; so all ranks load a file in the same way. Everything
+//! else here is about the range of this rank as it lies in the arena.
 
 use std::ops::Range;
 

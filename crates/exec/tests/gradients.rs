@@ -28,8 +28,8 @@ use op_names::op_names;
 const STEP: f64 = 0.1;
 const TOLERANCE: f64 = 2e-5;
 
-/// Larger cases test nothing more of a derivative. With fewer elements each takes a larger share of the step, and the error
-/// of the difference formula grows.
+/// How many elements a case may have to be differentiated. A larger case would test nothing more. In a smaller one, a
+/// single element takes a larger share of the step, and the error of the difference formula grows.
 const ELEMENTS: std::ops::Range<usize> = 12..5000;
 
 /// Ops that have no derivative, because nothing is differentiated after them or because they yield integers alone.

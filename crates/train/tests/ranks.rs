@@ -39,7 +39,8 @@ fn folder() -> TempDir {
     folder
 }
 
-/// Ten steps of eight rows: an epoch has twenty rows, so every third step has four, the last of them incomplete.
+/// Ten steps of eight rows. An epoch has twenty rows, so every third step has only four, and the last row of an epoch
+/// is incomplete.
 fn settings(folder: &Path, ranks: usize) -> RawConfig {
     RawConfig {
         config: Some(folder.join("gpt2.json")),

@@ -78,7 +78,8 @@ pub(crate) fn config_of(raw: &mut RawConfig, launch: Option<&Launch>) -> Result<
     Ok(Config::check(raw)?.among_processes(launch.here, raw))
 }
 
-/// Removes the traces of a run that has not begun: its folder, if new and empty, and a plan that was handed on.
+/// Removes the traces of a run that has not begun: its folder, if it is new and empty, and the file of a plan that
+/// was made before the process started anew.
 fn undo(made: &Arc<OnceLock<PathBuf>>) {
     // Anything left is empty or temporary, and the error cannot be reported any more.
     let _ = made.get().map(fs::remove_dir);

@@ -152,7 +152,7 @@ impl<'a> Builder<'a> {
         &self.tensors[tensor.0].1
     }
 
-    /// A node whose operands are linked under the names beside them.
+    /// Adds a node to the graph, with each operand linked under the name given with it.
     fn node(
         &mut self,
         kind: Kind,

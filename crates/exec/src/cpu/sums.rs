@@ -246,7 +246,7 @@ fn scattered<E: Element, S: Element>(x: &[E], shape: Shape, axes: Axes, output: 
 pub(super) struct Walk {
     axes: [(usize, usize); MAX_RANK],
     rank: usize,
-    /// The number of combinations of their indices.
+    /// The number of combinations of indices along these axes.
     pub(super) count: usize,
 }
 

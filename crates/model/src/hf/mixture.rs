@@ -135,7 +135,7 @@ fn mixture(keys: &Keys, count: &str, balance: f64) -> Result<Mixture, ConfigErro
     })
 }
 
-/// The class of transformers that computes the model, and its type.
+/// The class in the library transformers that computes the model, and its `model_type`.
 pub(super) fn class(model: &Llama, mixture: &Mixture) -> Result<(&'static str, &'static str), ConfigError> {
     let Llama { qkv_bias, qk_norm, whole_qk_norm, .. } = *model;
     let everywhere = mixture.sparse_step == 1 && mixture.dense_layers.is_empty() && mixture.ffn == model.ffn;

@@ -198,7 +198,8 @@ impl<'a, const W: usize> Search<'a, W> {
         (better, self.work.get())
     }
 
-    /// Brings a beam past the once-node at `position`, one run at a time.
+    /// Brings the states of a beam past the once-node at `position`. Each round adds one run to every state that is
+    /// not past it yet.
     fn advance(&mut self, position: u32, level: Vec<u32>, width: Width) -> Vec<u32> {
         let mut best: HashMap<(u32, Set<W>), f64> = HashMap::new();
         let (mut here, mut past) = (level, Vec::new());

@@ -209,7 +209,8 @@ impl Config {
         Ok(Budget::resolve(self.stated_here())?.keeps(ProcessBytes(memory::process()?.peak))?)
     }
 
-    /// The stated bytes of this process; times of another device say nothing about it.
+    /// The budget that the user stated, if it is one for this process. With another device it is a budget for the
+    /// memory of that device.
     fn stated_here(&self) -> Option<u64> {
         self.options.memory.filter(|_| self.target == Target::Cpu)
     }

@@ -128,8 +128,8 @@ impl Rows<'_> {
         }
     }
 
-    /// Makes all positions from `at` on a document of their own that counts for nothing: padding. In a model that writes,
-    /// every other document has learned tokens.
+    /// Makes all positions from `at` on padding: one document in which nothing is learned. In a language model, every
+    /// other document has learned tokens.
     fn ignore_from(&mut self, at: usize, pad: i32) {
         self.tokens[at..].fill(pad);
         self.targets[at..].fill(IGNORED);

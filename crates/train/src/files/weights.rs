@@ -65,7 +65,7 @@ pub struct ModelFormat {
     pub dtype: Option<Dtype>,
     /// Bytes of one file before another is begun.
     pub shard_bytes: u64,
-    /// Small files to write: `config.json` and its text, for one.
+    /// Name and contents of each small file to write, such as `config.json`.
     pub texts: Vec<(String, String)>,
     /// The folder whose tokenizer, chat template and settings of generation are copied.
     pub beside: Option<PathBuf>,

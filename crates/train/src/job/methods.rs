@@ -148,7 +148,7 @@ impl Method {
         [adapters, bits, optim, weights].into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 
-    /// The user's settings with this method in place of theirs.
+    /// The user's settings, with this method in place of the one that they name.
     fn settings(&self, raw: &RawConfig) -> RawConfig {
         let low_rank = matches!(self.adapters, Some(NewAdapters::Lora | NewAdapters::Dora));
         let zeroth = |name: &String| matches!(name.as_str(), "mezo" | "es");

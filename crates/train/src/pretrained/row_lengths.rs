@@ -48,7 +48,7 @@ fn row_lengths(
 ) -> Result<RowLengths, TrainError> {
     let weight = adapter.weight();
     let base = base.filter(|base| base.holds(&weight));
-    // Codes are kept as (out, in) in any case.
+    // A quantised weight is stored as (out, in), whatever the shape of the unquantised one.
     let (mut lengths, [rows, columns]) = match base {
         Some(_) => (RowLengths::by_row(adapter.output), [adapter.output, adapter.input]),
         None => (RowLengths::new(adapter), adapter.stored_shape()),

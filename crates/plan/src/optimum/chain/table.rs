@@ -392,11 +392,11 @@ impl Candidate<'_> {
 /// Slots that are processed or skipped together.
 const STRETCH: usize = 256;
 
-/// Part of a row.
+/// The times in one stretch of a row.
 enum Stretch<'a> {
     Falling(&'a [f64]),
     Constant(f64),
-    /// Its end lies inside.
+    /// The falling part of the row ends inside this stretch.
     Mixed,
 }
 

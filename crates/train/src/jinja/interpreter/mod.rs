@@ -316,8 +316,8 @@ impl<'a> Run<'a> {
 impl Drop for Run<'_> {
     fn drop(&mut self) {
         for scope in &self.kept {
-            // One after the other, while all are still held, so that a chain of scopes is never dropped recursively
-            // from one end.
+            // Each scope is emptied while all of them are still held. A scope that is dropped later holds no other,
+            // so dropping a long chain of scopes never recurses.
             let assigned = scope.assigned.try_borrow_mut().map(|mut assigned| std::mem::take(&mut *assigned));
             drop(assigned);
         }
