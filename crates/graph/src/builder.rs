@@ -95,7 +95,8 @@ impl Graph {
         self.newest(state)
     }
 
-    /// A small table of numbers. Constants have global names: the same name is the same table.
+    /// A small table of numbers. The names of constants are global: whoever asks for a name again gets the same
+    /// table.
     #[track_caller]
     pub fn constant(&mut self, name: &str, shape: impl Into<Shape>, table: Vec<f32>) -> Value {
         let ty = Type::f32(shape);

@@ -357,7 +357,7 @@ mod tests {
             let mixture = Mixture { experts, chosen, ..preset.clone() };
             let told = mixture.with_capacity(f32::MIN_POSITIVE).check(seq).unwrap_err().to_string();
             let advice = told.strip_suffix(" or more").unwrap().rsplit(' ').next().unwrap();
-            // As settings are read.
+            // A setting is parsed in the same way: as f64, then rounded to f32.
             let advice = advice.parse::<f64>().unwrap() as f32;
             let what = format!("{experts} experts, {chosen} chosen, {seq} tokens: {told}");
             assert_eq!(mixture.with_capacity(advice).check(seq), Ok(()), "{what}");

@@ -76,7 +76,7 @@ fn no_thread_allocates_from_the_second_step_on() {
         for threads in [1, 2, 3] {
             let device = plimsoll_devices::cpu(threads).unwrap();
             let options = options(4, 2, Strategy::Sqrt, threads);
-            // Networks in tiles on two threads, whole ones on the others.
+            // With two threads the networks run in tiles, otherwise whole.
             let tiled = |graph: &Graph| if threads == 2 { tile(graph) } else { Ok(None) };
             let model = |rows: usize| {
                 let graph = model.training(rows, size.seq)?;

@@ -57,7 +57,8 @@ impl Plus {
         if adds { Plus::Result } else { Plus::Nothing }
     }
 
-    /// A bias, if there is one: a row for all rows, or one for each.
+    /// A bias, if there is one: a single row that is added to all rows of the result, or a matrix with a row for
+    /// each.
     pub(super) fn bias(bias: Option<&Operand>) -> Plus {
         match bias {
             None => Plus::Nothing,

@@ -27,7 +27,7 @@ const ALIGNMENT: u64 = 64;
 /// Rates that turn work into seconds until times are measured: per thread, typical of a server core with wide vectors.
 /// Only ratios between plans depend on them.
 const FLOPS_PER_THREAD: f64 = 50e9;
-/// How much faster bf16 is multiplied by bf16 where the instructions do.
+/// How much faster a product of bf16 is on a processor with instructions for it.
 const PAIRED_FACTOR: f64 = 2.0;
 const BYTES_PER_THREAD: f64 = 6e9;
 const SECONDS_PER_ACTION: f64 = 3e-6;

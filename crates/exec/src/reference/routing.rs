@@ -89,12 +89,12 @@ fn top_k_grad(indices: &[i32], dweights: &Array, columns: usize) -> Result<Array
     Ok(dscores)
 }
 
-/// A router's score that cannot be compared.
+/// The error for a score that is not a number.
 fn not_a_score(expert: usize) -> ExecError {
     ExecError::NotFinite(format!("the router's score of expert {expert} is not a number"))
 }
 
-/// An index that no router chose.
+/// The error for an index that belongs to no expert.
 fn outside_experts(index: i32, experts: usize) -> ExecError {
     ExecError::Data(format!("expert {index} is outside the {experts} experts"))
 }

@@ -43,9 +43,9 @@ struct Candidate {
 /// How much is known.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Known {
-    /// A bound of its recomputation.
+    /// A lower bound from the recomputation alone.
     Recomputation,
-    /// The order of runs with all state in the arena.
+    /// A lower bound from the order of runs with all state in the arena.
     Order,
     /// A bound for this limit.
     Bound(u64),

@@ -178,7 +178,7 @@ impl Measured {
         self.ops.is_empty() && self.probes.is_empty()
     }
 
-    /// Where plans of a precision have their times from, as people read it.
+    /// Where the times in plans of a precision come from, in words for the user.
     pub fn source(&self, precision: &str) -> String {
         let runs = match self.runs {
             0 => String::new(),

@@ -146,7 +146,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
             if budget.ceiling.is_some() { (Tier::Host, 0) } else { (Tier::Disk, OUTSIDE_BYTES) };
         let folder = Path::new(".");
         let room = if tier == Tier::Disk { disk_room(folder, None).ok()? } else { u64::MAX };
-        // Whether something fits does not depend on how fast the way is.
+        // Whether a plan fits does not depend on the rates of the link, so any rates will do.
         let link = Link { tier, room, block: BLOCK, out_rate: 1e9, in_rate: 1e9, latency: 1e-5, toll: 0.0 };
         let offload = Offload { tier, folder: folder.into(), budget: None, link: Some(link) };
         let relaxed = Options { offload: Some(offload), ..options.clone() };

@@ -164,7 +164,8 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Counts the targets of a micro-batch. There is nothing to compare once a micro-batch brings a divisor of its own.
+    /// Counts the targets of a micro-batch. Once a micro-batch brings a divisor of its own, the targets of the step
+    /// are neither counted nor compared.
     fn count(&mut self, inputs: &[(&str, Data)]) -> Result<(), TrainError> {
         let stated = !inputs.iter().any(|(name, _)| *name == SCALE);
         self.counted =

@@ -15,11 +15,11 @@ const BLOCK: usize = 64;
 
 /// Bytes alive during each run.
 pub(super) struct LiveBytes {
-    /// Bytes of each run, less those added to its whole block.
+    /// Bytes of each run, without those that were added to its whole block.
     own: Vec<u64>,
-    /// Bytes added to all runs of a block.
+    /// Bytes that were added to all runs of each block.
     added: Vec<u64>,
-    /// The largest number of a block, with the number added to all of it.
+    /// The most bytes of any run of each block, with those that were added to the whole block.
     most: Vec<u64>,
 }
 

@@ -272,7 +272,7 @@ impl<'a> Placing<'a> {
         next_offset <= self.link.room
     }
 
-    /// The gaps of each instance together, in the order of runs.
+    /// The indices of the gaps, those of one instance together. The gaps of an instance are in the order of runs.
     fn by_instance(&self, instances: usize) -> Vec<usize> {
         let begins = (0..).zip(self.chosen).map(|(index, gap)| (gap.from as u32, index));
         let begins = sorted(&begins.collect::<Vec<_>>(), self.runs);

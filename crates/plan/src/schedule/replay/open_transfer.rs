@@ -15,9 +15,11 @@ pub(super) struct OpenTransfer {
     pub(super) arena: (u64, u64),
     pub(super) tier: Tier,
     pub(super) place: (u64, u64),
-    /// The name of the state it moves, if it moves state: schedules know one state by different numbers.
+    /// The name of the state that is moved; `None` for a value. Numbers of states differ between schedules, names do
+    /// not.
     pub(super) state: Option<String>,
-    /// If it was started ahead: the copy of the next schedule that it is, and the version that it moves.
+    /// For a transfer that was started ahead: the index of its copy in the next schedule, and the version that it
+    /// moves.
     pub(super) ahead: Option<(usize, Option<u32>)>,
 }
 
