@@ -60,10 +60,11 @@ pub struct Configuration {
     pub notes: Vec<String>,
 }
 
-/// One class of transformers, and which file here reads it.
+/// Reads the configuration of one class of the library transformers, and adds to the notes what training ignores of
+/// it.
 type Read = fn(&Keys, &mut Vec<String>) -> Result<Architecture, ConfigError>;
 
-/// Class, `model_type`, reader.
+/// The name of a class, its `model_type`, and the function that reads it.
 type Class = (&'static str, &'static str, Read);
 
 /// If a file names no class, the first class of its type is meant.

@@ -164,8 +164,8 @@ impl ProgramTables {
         self.tables(scratch).outline.get_or_init(|| outline(&self.program.train, scratch)).as_ref()
     }
 
-    /// The optimum, where it may find smaller plans than the named strategies; none for a chain that is not long, where it
-    /// cannot.
+    /// The optimum, unless the graph is a chain that is not long: there no plan is smaller than those of the named
+    /// strategies.
     pub(crate) fn optimum_of_smallest(&self, scratch: Scratch) -> Option<&dyn Optimum> {
         if self.outline(scratch).is_some_and(|outline| !outline.is_long()) {
             return None;

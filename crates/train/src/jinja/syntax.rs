@@ -68,7 +68,8 @@ pub(super) enum StatementKind {
     },
     /// A named block without inheritance: its body, with the variables of the template alone.
     Block(Vec<Statement>),
-    /// A block that a template which inherits this one would have to fill. There is none, so it ends the rendering.
+    /// A block that only a template which inherits this one can fill. No template inherits here, so the rendering
+    /// ends with an error.
     RequiredBlock(Name),
     /// Statements in a scope of their own.
     Scope(Vec<Statement>),

@@ -92,7 +92,7 @@ pub enum Finished {
     Best(u64),
     /// The weights after the last step, although an earlier step was better.
     NotTheBest {
-        /// The last step.
+        /// The earlier step that was better.
         last: u64,
         /// The better one.
         best: BetterStep,

@@ -25,7 +25,7 @@ pub enum Stage<'a> {
     Folder {
         /// The folder.
         path: &'a Path,
-        /// Whether the job has made it.
+        /// Whether the job created the folder.
         new: bool,
     },
     /// Foreign files are read from here on: the model's, its tokenizer's, data, checkpoints.

@@ -88,7 +88,8 @@ fn options(memory: u64) -> Options {
     Options { memory: Some(memory), global_batch: 32, micro_batch: Some(32), seed: 7, ..Options::default() }
 }
 
-/// Starts on a card that grows, and says how often it was planned.
+/// Starts a run on a card whose memory in use grows by `grown` bytes. Returns it with its plan and the number of
+/// plans made.
 fn started(options: &Options, grown: u64) -> Result<(Run, Planned, usize), TrainError> {
     let device = Card::open(grown);
     let mut planned = plan_for(&model(), &*device, options)?;

@@ -110,7 +110,7 @@ fn memory_is_that_of_inference_and_the_largest_perturbed_copy() {
         let copies = graph.nodes().iter().filter(|node| matches!(node.op, Op::Perturb { .. }));
         let largest = copies.map(|node| graph.ty(node.outputs[0]).bytes() as u64).max().unwrap();
         let perturbed = most(&program, &run, Role::First, Purpose::Perturbed);
-        // A network reads several weights at once; no more than one reader's copies are alive.
+        // A network reads several weights at once, so several copies may be alive, but never those of two readers.
         assert!((largest..4 * largest).contains(&perturbed), "{perturbed} of {largest}");
         assert_eq!(most(&program, &run, Role::Evaluate, Purpose::Perturbed), 0);
     }

@@ -42,7 +42,8 @@ pub trait Wire {
     fn close(self);
 }
 
-/// Bytes in front of every message: its kind, and for parts of an exchange their place and the exchange in words.
+/// Bytes in front of every message. They hold its kind and, in a part of an exchange, the place of the part and a
+/// text that describes the exchange.
 pub(super) const HEAD_BYTES: usize = 128;
 /// Bytes of the longest body of a message.
 const MOST_BYTES: usize = 512 << 10;

@@ -393,7 +393,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Writes a buffer: its bytes are its own, and buffers that held some of them are lost.
+    /// Notes that a buffer is written. From here on it holds all of its bytes, and no other buffer holds any of them.
     fn claim(&mut self, id: BufferId) {
         let &Buffer { offset, bytes, .. } = self.schedule.buffer(id);
         self.lose((offset, offset + bytes));

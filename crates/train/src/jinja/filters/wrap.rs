@@ -103,7 +103,7 @@ fn one_line<'a>(chunks: &mut Chunks<'a>) -> Vec<&'a [char]> {
 
 /// A line that is cut into chunks one after the other.
 struct Chunks<'a> {
-    /// The next chunk, or the rest of it; empty before it is cut and at the end.
+    /// The next chunk, or what is left of it. Empty before it is cut off, and at the end of the line.
     now: &'a [char],
     left: &'a [char],
     /// The character before `left`.
