@@ -54,7 +54,8 @@ const STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 /// How long processes wait for each other: rank 0 tokenises and plans before it comes.
 const PATIENCE: Duration = Duration::from_hours(1);
 
-/// Inside a batch job Slurm describes the tasks to come; only `srun` sets the variable of a step.
+/// The variables in which each launcher tells a process its rank. In a batch script Slurm already describes the
+/// tasks, though none has started; only `srun` sets the variable of a step.
 const LAUNCHERS: [Launcher; 4] = [
     Launcher {
         name: "mpirun",

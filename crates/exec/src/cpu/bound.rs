@@ -35,9 +35,9 @@ pub(super) enum Bound {
     Start { copy: usize, direction: Direction, buffer: ScratchMemory, offset: u64 },
     /// The end of a transfer.
     Wait { copy: usize, direction: Direction },
-    /// The end of transfers of the schedule before, except the last ones.
+    /// Waits until at most `left` transfers of the previous schedule are still under way.
     Settle { direction: Direction, left: u64 },
-    /// The beginning of a transfer of the next schedule, if that is of this role.
+    /// The beginning of a transfer of the next schedule, if the next schedule has this role.
     StartNext { role: Role, copy: usize },
 }
 

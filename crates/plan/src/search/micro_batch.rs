@@ -88,7 +88,7 @@ impl<'a> MicroBatch<'a> {
         seconds < self.fastest(tried) * (1.0 + self.request.slack)
     }
 
-    /// No plan of this micro-batch takes less time in the budget. Needs no table.
+    /// A lower bound on the time of this micro-batch's plans in the budget. It needs no table.
     pub(super) fn bound(&self) -> Result<f64, SearchError> {
         let once = self.once_seconds(Scratch::Best);
         // The bound counts only the recomputation that a budget forces. Without any budget everything still runs once.

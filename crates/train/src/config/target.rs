@@ -96,7 +96,7 @@ pub(super) fn offload(raw: &RawConfig, target: &Target) -> Result<Option<Offload
     Ok(Some(Offload { tier, folder, budget: budget.map(|size| size.bytes), link: None }))
 }
 
-/// The place that is named, or that has a budget.
+/// The tier that `--offload` names, or else the one for which a budget is stated.
 fn offered_tier(raw: &RawConfig) -> Result<Option<Tier>, TrainError> {
     Ok(match raw.offload.as_deref() {
         Some("disk") => Some(Tier::Disk),

@@ -329,7 +329,7 @@ pub fn watched(facts: impl Fn(&Graph) -> Facts, hear: impl Fn(Stage<'_>)) -> imp
     }
 }
 
-/// The program that a search builds, as told by its graph.
+/// The stage of a search that builds a program with this graph.
 fn considered(graph: &Graph) -> Option<Stage<'static>> {
     let tokens = graph.input_named("tokens")?; // (B, T)
     let micro_batch = graph.shape(tokens).rows();

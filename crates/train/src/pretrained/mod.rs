@@ -167,7 +167,7 @@ impl Pretrained {
         for name in folder.names() {
             let Some((file, _)) = folder.find([name]) else { continue };
             let tensor = file.tensor(name)?;
-            // The quick checksum is for the numbers, which are many.
+            // The numbers are many, so a quicker checksum stands for them in the hash.
             hash.update(format!("{name} {} {:?} {:08x}\n", tensor.dtype, tensor.shape, file.checksum(name)?));
         }
         Ok(hex(&hash.finalize()[..8]))

@@ -47,7 +47,7 @@ pub struct Trainer {
     run: Run,
     batches: Batches,
     lr: Lr,
-    /// The part of their distance that probes take; all of it where absent.
+    /// The factor on the distance of the probes at each step; 1 where absent.
     noise: Option<Lr>,
     feed: Feed,
     seconds: f64,

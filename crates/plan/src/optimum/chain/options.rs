@@ -169,7 +169,7 @@ impl<'a> Sets<'a> {
             recomputed_ops[output].keepable = false;
         }
         let with_output = frontier(&recomputed_ops, &demanded(graph, layer, parts, true), &LabelLimits::NONE);
-        // A value that only forward nodes read need not be there when the first gradient is made.
+        // A value that only forward nodes read may be gone when the first gradient is made, so it is not counted.
         let surely = self.pinned.bytes(graph, facts, layer, &[&layer.backward]);
         let kept = surely + self.boundary_bytes;
         [

@@ -342,7 +342,7 @@ impl Run<'_> {
     }
 }
 
-/// Attributes to look along, `a.b.0` as its parts.
+/// Attributes by which values are reached in an item. Each is a list of its parts: `a.b.0` is `a`, `b` and `0`.
 struct Paths(Vec<Vec<Value>>);
 
 impl Paths {
@@ -357,7 +357,7 @@ impl Paths {
         }
     }
 
-    /// Several, with commas between them; none means the item itself.
+    /// The same for several attributes with commas between them. Without an attribute, the item itself is meant.
     fn several(attribute: Option<&Value>) -> Answer<Paths> {
         match attribute.and_then(Value::as_text) {
             Some(text) => Ok(Paths(text.split(',').map(Paths::parts).collect())),
