@@ -82,7 +82,7 @@ fn page(curve: &IntrinsicCurve, parameters: usize, target: f64) -> String {
     )
 }
 
-/// Gains over dimensions, which lie on a scale of ratios.
+/// A picture of the gain at each dimension, with dimensions on a logarithmic scale.
 fn picture(curve: &IntrinsicCurve, parameters: usize, target: f64) -> String {
     let [width, height] = SIZE;
     let end = (parameters.max(10) as f64).log10();

@@ -131,7 +131,8 @@ pub trait Device: Send + Debug {
         0
     }
 
-    /// Arenas that this machine has yet to hold when the device takes its own: those of other ranks count too.
+    /// Arenas that this machine must still have room for when the device takes its own. Those of other ranks count
+    /// too.
     fn arenas_ahead(&self) -> usize {
         1
     }

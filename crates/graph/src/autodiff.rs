@@ -85,8 +85,8 @@ fn give_weights(tape: &mut Tape) {
     }
 }
 
-/// Adds the values of a forward node that are tallied to their sums. The sum is a backward node, since those run once for
-/// every micro-batch.
+/// For each tallied value of a forward node, appends a node that adds it to its sum. That is a backward node, since
+/// those run exactly once for every micro-batch.
 fn add_tallies(graph: &mut Graph, id: NodeId) {
     let Node { block, outputs, .. } = graph.node(id).clone();
     for Tally { name, value } in

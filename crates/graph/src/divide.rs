@@ -178,7 +178,7 @@ mod tests {
             ]
         );
         let shard = graph.state(graph.state_named("table").unwrap());
-        // 65·64 = 4160 elements are 2080 for each of two ranks, which 9 blocks of 256 hold.
+        // 65·64 = 4160 elements make 2080 for each of two ranks. A shard is whole blocks of 256, so it has 9 of them.
         assert_eq!((shard.ty, shard.whole), (Type::f32([2304]), Some(Type::f32([65, 64]))));
     }
 

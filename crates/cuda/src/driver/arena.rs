@@ -143,11 +143,7 @@ pub(crate) struct Folded {
 }
 
 impl Folded {
-    /// Maps `bytes` of addresses onto little memory.
-    ///
-    /// # Errors
-    ///
-    /// When the card has not even that left.
+    /// Maps `bytes` of addresses onto a small allocation, again and again.
     pub(crate) fn new(range: &Arc<Reserved>, bytes: u64) -> Result<Folded, ExecError> {
         range.context.enter()?;
         let whole = (bytes.max(1) as usize).next_multiple_of(range.granularity);

@@ -19,7 +19,7 @@ use half::bf16;
 use super::lanes::{Work, at_full_width};
 use super::pack::{MOST_LINES, Numbers, View, transposed};
 
-/// Steps that are brought together before they are transposed: a cache line of words.
+/// Steps of depth that are gathered before they are transposed. Paired, they fill a cache line.
 const RUN: usize = 32;
 
 /// Packs `lines` lines of `depth` numbers into `depth / 2` groups of `width` words, rounded up.

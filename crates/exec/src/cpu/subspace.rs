@@ -37,7 +37,8 @@ pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Optio
     Some(Workspace::exactly(4 * (parts * dimension) as u64))
 }
 
-/// Parts of the sum over `elements`, and elements of each: whole blocks.
+/// The number of parts in which the sum over `elements` is taken, and the elements of each: whole blocks of
+/// `dimension` elements.
 fn parts(elements: usize, dimension: usize) -> (usize, usize) {
     let blocks = elements.div_ceil(dimension.max(1));
     let each = blocks.div_ceil(PARTS).max(1);

@@ -146,8 +146,8 @@ pub trait Communicator: Send + Sync + Debug {
     /// Ranks that are threads of this process, this one included.
     fn ranks_in_process(&self) -> usize;
 
-    /// Arenas that this machine has yet to hold when this rank takes its own: for the first rank of a machine those of all
-    /// its ranks.
+    /// Arenas that this machine must still have room for when this rank takes its own: those of all its ranks for the
+    /// first rank of a machine.
     fn arenas_ahead(&self) -> usize;
 
     /// Marks the run as ended well, which all ranks know by now. Leaving afterwards is no fault.

@@ -400,8 +400,9 @@ impl Checkpoints {
         }
     }
 
-    /// Removes the oldest beyond the limit, but never the one just saved nor the best. Only whole checkpoints of this
-    /// run count. A checkpoint that cannot be removed stays and is noted: the run matters more than disk space.
+    /// Removes the oldest checkpoints beyond the limit, but never the one just saved nor the best. Only whole
+    /// checkpoints of this run count. A checkpoint that cannot be removed stays and is noted: the run matters more
+    /// than disk space.
     fn rotate(&self, saved: u64, facts: &Facts, progress: &EvaluationState) {
         let Some(limit) = self.limit else { return };
         let best = progress.best.map(|best| best.step);

@@ -92,9 +92,9 @@ pub enum Finished {
     Best(u64),
     /// The weights after the last step, although an earlier step was better.
     NotTheBest {
-        /// The earlier step that was better.
+        /// The last step.
         last: u64,
-        /// The better one.
+        /// The earlier step that was better.
         best: BetterStep,
     },
 }

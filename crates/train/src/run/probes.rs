@@ -141,8 +141,8 @@ impl Probes {
         }
     }
 
-    /// The root of the mean square of all directions' factors: for one direction the slope along it. `None` where losses that
-    /// are not finite leave no step.
+    /// The root of the mean square of all directions' factors. For a single direction, it is the slope along it.
+    /// `None` where losses that are not finite leave no step.
     pub(crate) fn slope(&mut self) -> Option<f32> {
         if !self.estimate.factors(&self.all, &mut self.factors) {
             return None;

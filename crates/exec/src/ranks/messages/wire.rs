@@ -9,8 +9,8 @@ pub trait Wire {
     /// The number of ranks.
     fn ranks(&self) -> usize;
 
-    /// Arenas that this machine has yet to hold when this rank takes its own: for the first rank of a machine those of all
-    /// its ranks.
+    /// Arenas that this machine must still have room for when this rank takes its own: those of all its ranks for the
+    /// first rank of a machine.
     fn arenas_ahead(&self) -> usize;
 
     /// Begins to send a message in two parts, which are copied first.

@@ -403,7 +403,7 @@ impl<'a> Machine<'a> {
         self.intact[id.index()] = bytes;
     }
 
-    /// Overwriting these bytes takes them from the buffers that held them.
+    /// Takes overwritten bytes from the buffers that held them.
     fn lose(&mut self, (offset, end): (u64, u64)) {
         let first = self.memory.range(..offset).next_back().map_or(offset, |(&start, _)| start);
         let touched: Vec<(u64, u64, BufferId)> = self

@@ -76,7 +76,7 @@ fn epoch_of(source: &mut Source, epoch: u64) -> Vec<Sequence> {
     (0..count).map(read).collect()
 }
 
-/// In the order of the data, as validation data always is.
+/// The rows of the data in its own order. Training data is shuffled, so the data is opened as validation data.
 fn in_order(spec: &DataSpec, tokenizer: &Tokenizer) -> Vec<Sequence> {
     let spec = DataSpec { validation: Validation::Files(spec.parts.clone()), ..spec.clone() };
     rows(open(&spec, tokenizer).unwrap().validation.unwrap(), 0)

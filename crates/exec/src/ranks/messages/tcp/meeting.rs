@@ -33,8 +33,8 @@ pub struct Meeting {
     pub rank: usize,
     /// The number of ranks.
     pub ranks: usize,
-    /// Arenas that this machine has yet to hold when this rank takes its own: for the first rank of a machine those of all
-    /// its ranks.
+    /// Arenas that this machine must still have room for when this rank takes its own: those of all its ranks for the
+    /// first rank of a machine.
     pub arenas_ahead: usize,
     /// Name or address of the machine of rank 0, as all others reach it.
     pub address: String,
