@@ -293,7 +293,7 @@ pub trait Device: Send + Debug {
         Vec::new()
     }
 
-    /// Remarks on events outside the run since they were last taken.
+    /// Remarks on events outside the run, as far as they were not taken before.
     fn take_remarks(&self) -> Vec<String> {
         Vec::new()
     }

@@ -17,8 +17,8 @@ mod op_names;
 mod tensors;
 use op_names::op_names;
 
-/// Both sides work in f64 and round once; gradients read statistics (mean, rstd, log-sum-exp) that were
-/// rounded to f32, each of which moves the result by about 2⁻²⁴ of its size, a few of them together.
+/// Both sides work in f64 and round once. Gradients also read statistics (mean, rstd, log-sum-exp) that were rounded
+/// to f32. Each rounding moves a result by about 2⁻²⁴ of its size, and some results read several statistics.
 const TOLERANCE: f64 = 1e-6;
 
 /// Ops that only move or round numbers: nothing may differ.

@@ -34,7 +34,8 @@ use super::pack::{View, pack};
 use super::pairs::pack_pairs;
 use super::{pieces, pool};
 
-/// The most words of a block's lines: products, or pairs of them. A strip of `a` is then 12 KiB, a strip of `b` 32 KiB.
+/// The most steps of depth in a block, or pairs of steps if both factors are bf16: a step or a pair is one word. A
+/// strip of `a` is then 12 KiB, a strip of `b` 32 KiB.
 const DEPTH: usize = 256;
 /// The most columns of a block: with [`DEPTH`], half a MiB.
 const PANEL: usize = 512;

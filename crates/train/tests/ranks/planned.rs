@@ -1,4 +1,4 @@
-//! Plans for ranks that are not here.
+//! Plans for several ranks, made without starting them.
 
 use plimsoll_graph::{DType, Graph, GraphError, Init};
 use plimsoll_plan::{Choice, ProcessBytes, Purpose, RankLink, RankLinks, Strategy, traffic};

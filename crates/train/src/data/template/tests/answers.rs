@@ -3,9 +3,10 @@
 use super::*;
 use crate::reading;
 
-/// `ChatML`, one that drops thoughts of all answers but the last, one that opens with the system prompt inside the
-/// first turn and insists on turns, one that closes with an end, one that closes with a prompt, one that drops thoughts and
-/// closes with an end, and one that counts the rounds.
+/// Templates of seven kinds. In order: ChatML; one that drops the thoughts of all answers but the last; one that puts
+/// the system prompt into the first turn and refuses roles that do not alternate; one that writes a mark after the
+/// last message; one that always ends with the start of an answer; one that drops thoughts and writes a mark after
+/// the last message; and one that numbers the rounds.
 const STYLES: [&str; 7] = [
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
      {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
