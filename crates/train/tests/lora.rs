@@ -192,7 +192,7 @@ impl Case {
     }
 }
 
-/// Tokens of a row beside the vectors before them.
+/// Tokens of text in a row, in which trained vectors may come first.
 fn text_of(lora: &Lora) -> usize {
     Size::GOLDEN.seq - lora.virtual_tokens()
 }

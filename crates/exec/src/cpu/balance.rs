@@ -132,7 +132,8 @@ impl<'a> Counts<'a> {
         elements.map(|element| self.at(element)).sum::<f64>() / self.balance.chosen as f64
     }
 
-    /// Calls `each` with every element and the derivative of the loss with respect to its probability, over `factor`.
+    /// Calls `each` with every element and the derivative of the loss with respect to the element's probability. The
+    /// derivative is not yet multiplied by the factor of the loss.
     fn for_each(&self, targets: &[i32], mut each: impl FnMut(usize, f64)) {
         let elements = self.call.inputs[self.first].ty.shape.elements();
         let (rows, experts) = (elements / self.experts, self.experts as f64);

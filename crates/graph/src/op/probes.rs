@@ -23,8 +23,9 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Writes the factor of each direction from `losses`, two for each: beside the weights in the direction, and against it.
-    /// Returns false, and the step must change nothing, where losses are not finite: for slopes any of them, for ranks all.
+    /// Writes the factor of each direction. `losses` has two for each: that of the probe in the direction, and that
+    /// of the probe against it. Returns false if too many of the losses are not finite: any of them for slopes, all
+    /// of them for ranks. The step must then change nothing.
     pub fn factors(self, losses: &[f32], factors: &mut [f32]) -> bool {
         let lost = |loss: &f32| !loss.is_finite();
         let refused = if self.ranked { losses.iter().all(lost) } else { losses.iter().any(lost) };

@@ -29,9 +29,9 @@ const EXPERTS_SHARE: f64 = 0.27;
 const EXPERTS_WEIGHT_SHARE: f64 = 0.17;
 /// Chunks of copies that a sort by expert counts apart.
 const SORT_CHUNKS: u64 = 256;
-/// Scratch of a graph of `cuDNN` beside its tensors.
+/// Scratch of an attention graph of `cuDNN`, beside its tensors.
 const ATTENTION_SCRATCH: u64 = 256;
-/// Share of the published bandwidth that passes over memory reach.
+/// Share of the published bandwidth that reads and writes of memory reach.
 const BANDWIDTH_SHARE: f64 = 0.85;
 /// Offsets of buffers are multiples of this, as memory transactions and libraries require.
 const ALIGNMENT: u64 = 256;

@@ -36,10 +36,12 @@ pub(crate) trait Optimum: fmt::Debug {
     /// The budgets to try, falling, where `room` is available. The room decides only the first of them.
     fn budgets(&self, room: TransientBytes) -> Box<dyn Iterator<Item = TransientBytes> + '_>;
 
-    /// The smallest budgets that may have a plan, rising. Empty where a named strategy that is offered takes as little.
+    /// The smallest budgets that may have a plan, from the smallest upwards. Empty where no plan is smaller than
+    /// those of the named strategies that are offered.
     fn smallest_budgets(&self) -> Vec<TransientBytes>;
 
-    /// The budgets to try where values that do not fit wait on a tier, falling, each slower than the one before.
+    /// The budgets to try where values that do not fit wait on a tier, from the largest downwards. Each has a slower
+    /// plan than the one before.
     fn budgets_with_tier(&self) -> Vec<TransientBytes>;
 
     /// The budgets from `bytes` downwards, itself first.

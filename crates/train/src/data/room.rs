@@ -27,8 +27,9 @@ const PER_BYTE_ESCAPED: u64 = 4;
 /// Bytes for each byte of a conversation, after its line was freed. Measured as 4.9 for templates that print messages
 /// unchanged; some templates take messages apart first.
 const PER_BYTE_RENDERED: u64 = 8;
-/// Bytes for each comma, colon and bracket of JSON. A value takes 72 in a list that grows by doubling, an entry of an
-/// object (with two of them) 104 and its name, a list of one value (with two) 432.
+/// Bytes for each comma, colon and bracket of JSON. In a list that grows by doubling, a value takes 72 bytes and has
+/// one such sign. An entry of an object takes 104 and its name, for two signs; a list of one value takes 432, also
+/// for two.
 const PER_VALUE: u64 = 224;
 /// Bytes for each row that a text becomes: its entries in lists that are sorted.
 const PER_ROW: u64 = 80;
