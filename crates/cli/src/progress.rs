@@ -23,9 +23,9 @@ const LINES: u64 = 20;
 /// Which records get a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShownRecords {
-    /// Each.
+    /// Every record.
     All,
-    /// About twenty, and none if a bar is drawn.
+    /// About twenty records, and none if a bar is drawn.
     Some,
 }
 

@@ -187,7 +187,7 @@ impl Sizes {
         if self.half { self.c.max(self.out) } else { self.c }
     }
 
-    /// Of a call whose weights begin with input `weights`.
+    /// The sizes of a call. Input `weights` is the first of its weights.
     fn of_call(call: &Call, form: Mlp, weights: usize) -> Sizes {
         let ty = |index: usize| call.inputs[index].ty;
         Sizes::new(form, ty(0), ty(weights), ty(weights + form.products() - 1))

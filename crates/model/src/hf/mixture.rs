@@ -106,7 +106,8 @@ fn experts(keys: &Keys, count: &str) -> Result<usize, ConfigError> {
     Ok(experts)
 }
 
-/// Keys that all of them have. Files of some versions count experts under the name of another family.
+/// What all these mixtures state in their configuration. Files of some versions name the number of experts as another
+/// family does.
 fn mixture(keys: &Keys, count: &str, balance: f64) -> Result<Mixture, ConfigError> {
     // DeepSeek's routers score and choose in other ways too.
     keys.one_of("scoring_func", "softmax", &["softmax"])?;

@@ -7,7 +7,7 @@ use crate::data::Progress;
 /// The work that a job has reached.
 #[derive(Debug)]
 pub enum Stage<'a> {
-    /// The model was named by an adapter, whose base is taken.
+    /// An adapter was named as the model, so the model that it belongs to is taken.
     Adapter {
         /// The name that was given.
         name: &'a str,

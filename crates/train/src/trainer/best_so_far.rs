@@ -41,7 +41,7 @@ impl BestSoFar {
         self.best.map(|best| best.step)
     }
 
-    /// Facts for the checkpoint, except for steps without a record.
+    /// What a checkpoint keeps of the evaluations, without the steps that are in no record yet.
     pub(super) fn kept(&self, loss: Option<f64>) -> EvaluationState {
         EvaluationState {
             loss,

@@ -159,7 +159,7 @@ fn recompute_tiles_offload_and_threads_change_no_bit_on_any_instruction_path() {
     }
 }
 
-/// The bits of a run, after others by other plans have ended in the same.
+/// Trains by plans of several kinds, which must all end in the same bits. Returns the bits.
 fn same_bits_whatever_the_plan(name: &str, architecture: Architecture, path: Instructions) -> Vec<u32> {
     let case = Case::new(architecture, path);
     let unlimited = case.plan(u64::MAX, None, None);
