@@ -40,7 +40,7 @@ pub(super) struct Tile {
     pub(super) depth: usize,
     /// `depth` groups of as many numbers, or pairs of bf16, as the tile has rows.
     pub(super) a: *const f32,
-    /// `depth` groups of as many as the tile has columns.
+    /// `depth` groups of as many numbers, or pairs of bf16, as the tile has columns.
     pub(super) b: *const f32,
     /// First value of the sums; null for zero.
     pub(super) base: *const f32,

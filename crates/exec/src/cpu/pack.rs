@@ -175,7 +175,8 @@ unsafe fn pack_floats(from: Floats, lines: usize, width: usize, depth: usize, to
     }
 }
 
-/// Groups already have the right order; the usual sizes are copied with a constant length.
+/// The numbers of a group already lie side by side, so groups are copied. A copy of a constant length is faster, so
+/// the usual lengths are written out.
 unsafe fn pack_contiguous_lines(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
     // SAFETY: promised by the caller of `pack`.
     unsafe {

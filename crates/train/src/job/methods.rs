@@ -275,7 +275,7 @@ fn row(
     }
 }
 
-/// Checked settings, with the data that the user's opened.
+/// Checked settings, with the classes that were found in the user's data.
 fn settled(raw: &RawConfig, opened: &Config) -> Result<Config, TrainError> {
     let mut config = Config::check(raw)?;
     config.settle_like(opened)?;

@@ -29,7 +29,8 @@ pub use probes::{Probed, measure_device, probe_room};
 pub(crate) use timed_steps::{Rank, times_of_ops};
 use timed_steps::{Steps, TimedModel};
 
-/// Steps of `bench ops`: one that is not timed, and no further one after three seconds.
+/// The steps of `bench ops`: one that is not timed and up to five that are. No further step is timed after three
+/// seconds.
 const STEPS: Steps = Steps { untimed: 1, timed: 5, long_enough: Duration::from_secs(3) };
 
 /// This processor, with this many threads: the disk's speed holds for it.

@@ -60,7 +60,7 @@ fn ten_steps_lie_within_twice_what_separates_bf16_from_f32_in_pytorch() {
     }
 }
 
-/// Gives a run the weights from before the first step, whole where they have a master copy.
+/// Gives a run the weights from before the first step. Where weights have a master copy, both of its halves are set.
 fn load_weights(golden: &Golden, run: &mut Run) {
     golden.load_weights(run);
     for name in parameters(run) {
