@@ -21,7 +21,7 @@ impl Share {
         Some(Share { whole, first, count: shard.min(elements - first) })
     }
 
-    /// The elements from `first` on that are among these, by their place in the whole.
+    /// The elements that this rank keeps among `count` elements from `first` on, by their place in the whole.
     pub(crate) fn common(&self, first: usize, count: usize) -> Range<usize> {
         let end = first + count;
         let begin = self.first.clamp(first, end);

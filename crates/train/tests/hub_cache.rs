@@ -1,4 +1,5 @@
-//! The cache of the hub: laid out as Python's, gone on with, shared between processes, never written through a link.
+//! The cache of the hub. It is laid out as Python's, continues interrupted downloads, is shared between processes,
+//! and never writes through a link.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;

@@ -180,7 +180,7 @@ fn product_with(
     holds_all
 }
 
-/// The result of a product without products.
+/// Writes what the sums start from. It is the whole result of a product over no terms.
 fn begin(start: Start, c: &mut [f32], n: usize) {
     match start {
         Start::Zero => c.fill(0.0),

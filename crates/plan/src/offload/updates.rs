@@ -59,7 +59,7 @@ impl TimedUpdate {
         *self.seconds.borrow_mut().entry(limit).or_insert_with(seconds)
     }
 
-    /// No update that keeps a limit is faster. This takes a fraction of the time of a walk.
+    /// A lower bound on the time of an update that keeps a limit. It takes a fraction of the time of a walk.
     pub(super) fn bound(&self, limit: u64) -> f64 {
         *self.bounds.borrow_mut().entry(limit).or_insert_with(|| self.transfers.lower_bound(limit))
     }

@@ -123,8 +123,8 @@ impl Budgeted {
         trials
     }
 
-    /// The cheapest path of the beams, the exact search and `trial`, and the forward cost of any path
-    /// at least.
+    /// The cheapest path of the beams, the exact search and `trial`, and a lower bound on the forward cost of any
+    /// path.
     fn improve<const W: usize>(
         &self,
         solver: &Solver<W>,
@@ -163,7 +163,7 @@ impl Budgeted {
         BoundEffort { labels: self.care.labels, pairs: self.care.labels / 10, worth }
     }
 
-    /// No schedule in `memory` bytes costs less; infinite where none fits.
+    /// A lower bound on the cost of every schedule in `memory` bytes; infinite where none fits.
     pub(crate) fn lower_bound(&self, memory: u64) -> f64 {
         sized!(self.dag.forward_nodes(), W => {
             let graph: SearchGraph<W> = SearchGraph::new(&self.dag, Oddities::Removed);

@@ -196,7 +196,7 @@ impl Transfers {
         self.walk(limit, enough, Record::Time, |placing, left| placing.clock + left)
     }
 
-    /// The order, whose runs are those of `sequence`, with those transfers.
+    /// The order with transfers that keep at most `limit` bytes alive. Its runs are those of `sequence`.
     pub(crate) fn within(&self, limit: u64, sequence: &Sequence) -> Option<Sequence> {
         self.walk(limit, f64::INFINITY, Record::Transfers, |placing, _| placing.apply(sequence))
     }
