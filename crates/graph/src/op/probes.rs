@@ -16,9 +16,9 @@ use crate::{Shape, Type};
 pub struct Estimate {
     /// Distance of a probe from the weights, for each element on average.
     pub size: f32,
-    /// Whether only the order of losses counts, from −½ for the least to ½ for the largest: then any fitness will do, and
-    /// outliers weigh no more than others (evolution strategies). Else differences over distances do: the mean slope along
-    /// each direction (SPSA, as `MeZO` takes it).
+    /// Whether a loss counts only by its rank among all losses, from −½ for the least to ½ for the largest (evolution
+    /// strategies). Any fitness will then do, and outliers weigh no more than others. Otherwise differences of losses
+    /// are divided by distances, which gives the mean slope along each direction (SPSA, as `MeZO` takes it).
     pub ranked: bool,
 }
 

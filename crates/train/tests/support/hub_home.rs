@@ -54,7 +54,7 @@ pub(crate) fn gets_weights(request: &Request) -> bool {
     request.method == "GET" && is_weights(request)
 }
 
-/// A server as `change` makes it of a good one.
+/// A good server whose replies `change` alters.
 pub(crate) fn changed(mut change: impl FnMut(&Request, Reply) -> Reply + Send + 'static) -> Server {
     Server::with(move |request| change(request, good(request)))
 }

@@ -288,8 +288,8 @@ impl Optimum for ChainOptimum {
         self.outline.lower_bound(bytes, link)
     }
 
-    /// A micro-batch that keeps nothing begins the backward pass of each layer with the forward passes of all before it,
-    /// as far as its input depends on them.
+    /// With the strategy `minimal`, the backward pass of each layer begins with the forward passes of all layers
+    /// before it, as far as its input depends on them.
     fn strategy_seconds(&self, strategy: Strategy) -> f64 {
         // Slightly less, because sums are rounded.
         let once = self.once_seconds * (1.0 - 1e-9);

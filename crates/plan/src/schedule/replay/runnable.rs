@@ -89,7 +89,7 @@ impl<'a> Runnable<'a> {
         Err(format!("{op} gets {given} bytes of scratch and needs {least} on this device"))
     }
 
-    /// Bytes of a buffer of scratch; of any other buffer none may be used so.
+    /// Bytes that an action may use as scratch in a buffer: all of a buffer of scratch, none of any other.
     fn scratch_bytes(&self, id: BufferId) -> u64 {
         let buffer = self.schedule().buffer(id);
         if buffer.contents == Contents::Scratch { buffer.bytes } else { 0 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value as Json};
 use super::super::exact_json::{self, kind};
 use crate::jinja::{Value, dictionary};
 
-/// Lists and objects of data inside each other.
+/// How deep lists and objects of data may lie inside each other.
 const MOST_DEPTH: usize = 100;
 /// Bytes that count for a value besides its text.
 const PER_VALUE: usize = 64;
