@@ -32,7 +32,8 @@ mod timed;
 
 /// Fills memory that has not been written: every float of this pattern is NaN.
 const POISON: u8 = 0xff;
-/// Words for reports that routers may have one each of, out of 256.
+/// How many checks get a word of their own, of the 256 words for reports. Routers after that share one word, so their
+/// reports name no layer.
 const NAMED_CHECKS: usize = 224;
 
 /// A GPU with its arena.

@@ -48,7 +48,7 @@ impl TableKey {
         let offsets = (8 * (self.slots() + 1)).next_multiple_of(TABLE_ALIGNMENT);
         let tables = [
             (QueryLengths, 0),
-            // Queries and keys are as many.
+            // A document has as many keys as queries, so one table serves both.
             (KeyLengths, 0),
             (QueryOffsets, lengths),
             (KeyOffsets, lengths + offsets),

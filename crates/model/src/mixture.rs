@@ -71,8 +71,8 @@ pub struct RouterLosses {
     pub balance: f32,
     /// Weight of the mean square of the logarithm of a router's divisor; at 0 there is none.
     pub z: f32,
-    /// How far each step moves the biases that steer the choice towards an even load, in place of a loss; at 0 there are
-    /// none.
+    /// How far each step moves the biases that steer the choice of experts towards an even load. They take the place
+    /// of a loss; at 0 there are none.
     pub steering: f32,
 }
 

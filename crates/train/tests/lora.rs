@@ -131,7 +131,7 @@ impl Case {
         run
     }
 
-    /// The batch of the model, or that of the case, where vectors take a part of the positions.
+    /// The batch of the model. Where vectors take part of the positions, it is the batch of the case.
     fn batch(&self) -> Batch {
         match self.adapted.lora.virtual_tokens() {
             0 => self.base.batch(),

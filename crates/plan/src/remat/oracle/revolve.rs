@@ -137,9 +137,9 @@ mod tests {
     /// Where a mixed reversal stands.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
     struct Reversal {
-        /// Slots with the state before a step, by step.
+        /// The steps for which a slot holds the state before the step.
         states: BTreeSet<usize>,
-        /// Slots with the inputs of the reversal of a step, by step.
+        /// The steps for which a slot holds what reversing the step reads.
         stored: BTreeSet<usize>,
         /// Step before which the forward solution stands.
         at: Option<usize>,

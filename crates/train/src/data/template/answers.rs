@@ -83,7 +83,7 @@ impl<'a> Search<'a> {
         (from..conversation.len()).filter(|&at| conversation.role(at) == Role::Assistant).collect()
     }
 
-    /// The careful way for every answer.
+    /// Finds the answers one by one, each in the careful way.
     fn one_by_one(&self, whole: &Part, asked: &[usize]) -> Result<Vec<Range<usize>>, RenderFault> {
         let answers: Vec<Range<usize>> =
             asked.iter().map(|&at| self.careful(whole, at)).collect::<Result<_, _>>()?;
