@@ -213,9 +213,9 @@ impl Launch {
         Err(self.apart())
     }
 
-    /// The failure of this process, if it is the one to print it: rank 0 prints all errors but those about itself, when it hangs
-    /// or is gone. Others give the first time to print, because launchers end all processes as soon as one ends with an
-    /// error.
+    /// The failure of this process, if it is the one to print it. Rank 0 prints all errors, except that it hangs or
+    /// is gone itself: rank 1 prints that. The other ranks wait before they end, because launchers end all processes
+    /// as soon as one ends with an error.
     pub(crate) fn reported(&self, failure: Failure) -> Failure {
         if self.rank == usize::from(is_about_rank_0(&failure)) {
             return failure;

@@ -105,7 +105,8 @@ pub(super) fn head_loss(to: &mut Lowering, call: &Call, head: Head) -> Result<()
     Ok(())
 }
 
-/// A mark for each row whose target another word beats; then their sum, or that of answers with such a row.
+/// Marks each row in which another word has a higher score than the target. Then adds up the marks, one for each row,
+/// or one for each answer with a marked row.
 pub(super) fn head_errors(
     to: &mut Lowering,
     call: &Call,

@@ -64,7 +64,7 @@ pub struct Layout {
     pub peak: u64,
     /// The largest sum of bytes alive at one time: no layout is smaller.
     pub bound: u64,
-    /// No layout is smaller than this either: the bound, or more where a complete search has shown it.
+    /// A lower bound on the bytes of any layout: `bound`, or more where a complete search has shown it.
     pub proven: u64,
 }
 

@@ -210,8 +210,8 @@ impl ResidencyOption {
         update.within(limit)
     }
 
-    /// No plan takes fewer bytes here, however little a micro-batch takes: this state stays, and the update has its own in
-    /// for a stay.
+    /// A lower bound on the bytes of any plan with this residency, however little a micro-batch takes. The resident
+    /// state stays, and the update fetches its own.
     pub(crate) fn least_bytes(&self) -> ArenaBytes {
         let transient = self.update.as_ref().map_or(0, |update| update.transfers().least_bytes());
         TransientBytes(transient).arena(self.resident)

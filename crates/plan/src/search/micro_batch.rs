@@ -218,7 +218,7 @@ pub(super) struct Unplaced {
 }
 
 impl Unplaced {
-    /// No layout takes fewer bytes.
+    /// A lower bound on the bytes of any layout.
     pub(super) fn least_bytes(&self) -> ArenaBytes {
         self.entry.arena_bytes
     }

@@ -168,7 +168,7 @@ fn figures(VirtualTokens { count, width, layers, heads }: VirtualTokens) -> Valu
     })
 }
 
-/// The settings that adapters of their kind have beside those of all.
+/// The settings of an adapter's kind, in addition to those that adapters of all kinds have.
 pub(super) fn settings(lora: &Lora) -> Map<String, Value> {
     let own = match &lora.kind {
         AdapterKind::LowRank | AdapterKind::Dora => json!({
