@@ -42,7 +42,7 @@ fn rope() -> Vec<Case> {
     cases
 }
 
-/// Tokens from which documents are long.
+/// From this many tokens on, a case has long documents.
 const MANY_TOKENS: usize = 300;
 
 fn attention() -> Vec<Case> {

@@ -28,7 +28,7 @@ pub(crate) struct Trial<const W: usize> {
     pub(crate) peak: u64,
 }
 
-/// The schedule for `keep`. Where the work is used up before its end, it is given up and fits nowhere.
+/// The schedule for `keep`. If the allowed work is used up first, the schedule is cut off and its peak is infinite.
 pub(crate) fn lazy<const W: usize>(
     graph: &SearchGraph<W>,
     keep: &Set<W>,

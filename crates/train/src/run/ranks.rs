@@ -86,7 +86,7 @@ impl Run {
         self.others.as_ref().map_or(1, |others| others.communicator.ranks())
     }
 
-    /// The other ranks' end, if there are any.
+    /// How this rank reaches the others, if there are any.
     pub(crate) fn communicator(&self) -> Option<&dyn Communicator> {
         self.others.as_ref().map(|others| &*others.communicator)
     }
