@@ -161,7 +161,8 @@ mod reader {
         row.into_columns().into_iter().map(|(name, field)| Ok((name, json_of(field)?))).collect()
     }
 
-    /// Values that are no JSON are as transformers gives them to a chat template: by the name of their type in Python.
+    /// A value as JSON. A value of a type that JSON lacks becomes what transformers gives to a chat template: the
+    /// name of its type in Python.
     fn json_of(field: Field) -> Result<Json, NotText> {
         Ok(match field {
             Field::Null => Json::Null,
