@@ -371,7 +371,7 @@ struct Workload {
     tokens: usize,
     experts: usize,
     chosen: usize,
-    /// Before and behind the product.
+    /// Columns before the product and behind it.
     widths: [usize; 2],
 }
 

@@ -6,7 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether a panic of this thread is going to be an error, and so is not to be shown.
+    /// Whether a panic of this thread becomes an error, so that its message is not printed.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 

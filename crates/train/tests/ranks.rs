@@ -49,7 +49,7 @@ fn settings(folder: &Path, ranks: usize) -> RawConfig {
         seq_len: Some(16),
         global_batch: Some(8),
         micro_batch: Some(1),
-        // Of the whole process, in which other tests run too.
+        // This is a budget for the whole process, in which other tests run too.
         memory: Some("2GiB".into()),
         costs: Some("modelled".into()),
         max_steps: Some(STEPS),

@@ -30,7 +30,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// In words.
+    /// The answer in words.
     pub(crate) fn sentence(&self, budget: &str) -> String {
         let (what, value) = (self.what.name(), self.value);
         if value < self.most {

@@ -77,17 +77,17 @@ impl Sequences {
         })
     }
 
-    /// Of a product with a row for each query and a column for each key.
+    /// The lengths of a product with a row for each query and a column for each key.
     fn scores(&self) -> Lengths {
         Lengths { rows: self.query_lengths, columns: self.key_lengths, terms: None }
     }
 
-    /// Of a product with a row for each query and a term for each key.
+    /// The lengths of a product with a row for each query and a term for each key.
     fn over_keys(&self) -> Lengths {
         Lengths { rows: self.query_lengths, columns: None, terms: self.key_lengths }
     }
 
-    /// Of a product with a row for each key and a term for each query.
+    /// The lengths of a product with a row for each key and a term for each query.
     fn over_queries(&self) -> Lengths {
         Lengths { rows: self.key_lengths, columns: None, terms: self.query_lengths }
     }

@@ -39,7 +39,7 @@ pub enum Access {
 ///
 /// # Errors
 ///
-/// With the step and its fault.
+/// The error names the step and its fault.
 pub fn check(
     work: &PlacedOp,
     scratch: u64,

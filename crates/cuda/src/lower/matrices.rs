@@ -177,7 +177,7 @@ fn orthogonalise(to: &mut Lowering, call: &Call, x: Matrix) -> Result<(), ExecEr
     normalise(to, x, y, suffix);
     let (mut from, mut into) = (y, x);
     for _ in 0..Muon::ROUNDS {
-        // Of a matrix with more rows than columns the transpose is iterated.
+        // If a matrix has more rows than columns, its transpose is iterated.
         let tall = x.rows > x.columns;
         product(to, call, [(from, tall), (from, !tall)], a, Plus::Nothing)?;
         product(to, call, [(a, false), (a, false)], b, Plus::Nothing)?;

@@ -38,7 +38,7 @@ pub struct ScratchMemory {
 }
 
 impl ScratchMemory {
-    /// For kernels that need none.
+    /// The scratch of kernels that need none.
     pub const NONE: ScratchMemory =
         ScratchMemory { pointer: std::ptr::dangling_mut::<f32>().cast(), bytes: 0 };
 }
@@ -57,7 +57,7 @@ pub struct Call<'a> {
     pub inputs: &'a [CpuOperand],
     /// Outputs. State that is updated in place appears here only.
     pub outputs: &'a [CpuOperand],
-    /// At least the bytes the device asked for.
+    /// Scratch of at least the bytes that the device asked for.
     pub workspace: ScratchMemory,
 }
 

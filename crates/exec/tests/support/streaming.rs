@@ -71,7 +71,8 @@ pub(crate) fn streaming() -> Choice {
     choice
 }
 
-/// Runs a schedule, an update with the first as the next.
+/// Runs a schedule. An update is run as the one before the first micro-batch, and the first micro-batch as the one
+/// before an update, so that each may start transfers of the other.
 pub(crate) fn pass(engine: &mut Engine, role: Role) -> Result<(), plimsoll_exec::ExecError> {
     let x: Vec<f32> = (0..ROWS * WIDTH).map(|i| (i as f32 * 0.37).sin()).collect();
     let batch = [("x", Data::F32(&x))];

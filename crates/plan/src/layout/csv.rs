@@ -121,7 +121,7 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// With the first line that is at fault.
+    /// The error names the first line that is at fault.
     pub fn parse(text: &str) -> Result<Table, CsvError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut lines =

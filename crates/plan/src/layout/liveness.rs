@@ -36,7 +36,7 @@ pub(crate) struct Lifetimes {
 pub(crate) enum Gradients {
     /// First micro-batch of a step.
     Replace,
-    /// Any other.
+    /// Any further micro-batch.
     Add,
 }
 

@@ -206,7 +206,7 @@ impl Space {
 pub struct Schedule {
     /// The name of the schedule's role, such as `first` or `update`.
     pub name: String,
-    /// In execution order.
+    /// The actions, in the order in which they run.
     pub actions: Vec<Action>,
     /// All buffers. The first ones are state; a buffer of state that is away has no bytes.
     pub buffers: Vec<Buffer>,

@@ -31,7 +31,7 @@ pub(crate) struct ProgramTables {
     cap: TransientBytes,
     /// Passes over each micro-batch.
     pub(super) passes: usize,
-    /// Bytes of state, none of it away.
+    /// Bytes of all state when none of it is away.
     state_bytes: u64,
     /// Bytes without which no plan fits.
     least_bytes: OnceCell<ArenaBytes>,
@@ -90,7 +90,7 @@ impl ProgramTables {
         FOR_ANY + per_node * graph.nodes().len() as u64
     }
 
-    /// Bytes of state, none of it away.
+    /// Bytes of all state when none of it is away.
     pub(crate) fn state_bytes(&self) -> u64 {
         self.state_bytes
     }

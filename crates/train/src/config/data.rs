@@ -204,7 +204,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// With a budget that is large enough.
+    /// The error names a budget that is large enough.
     pub fn keeps_budget(&self) -> Result<(), TrainError> {
         Ok(Budget::resolve(self.stated_here())?.keeps(ProcessBytes(memory::process()?.peak))?)
     }

@@ -30,7 +30,7 @@ const MAGIC: &[u8; 16] = b"plimsoll ids 01\n";
 const HEADER: usize = 16 + 32 + 5 * 8 + 2 * 4;
 /// Bytes read at once to check a file.
 const PIECE: usize = 1 << 20;
-/// In the names of files that are not whole yet.
+/// Part of the name of a file that is not whole yet.
 const PARTIAL: &str = ".partial-";
 /// Ids written at once.
 const WRITTEN: usize = 1 << 14;

@@ -109,7 +109,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// With the line and the fault there.
+    /// The error names the line and its fault.
     pub fn new(source: &str, special: Vec<(String, String)>) -> Result<ChatTemplate, String> {
         let template = Template::new(source).map_err(|fault| fault.to_string())?;
         Ok(ChatTemplate { source: source.to_owned(), template, special, file: None, closes: OnceLock::new() })

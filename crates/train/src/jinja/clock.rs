@@ -36,7 +36,7 @@ pub(crate) fn day(days: u64) -> String {
 ///
 /// # Errors
 ///
-/// With the field that is unknown.
+/// The error names the field that is unknown.
 pub(super) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     let moment = Moment::new(seconds);
     let mut text = String::new();

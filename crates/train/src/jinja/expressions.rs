@@ -246,7 +246,7 @@ impl Parser {
         }
     }
 
-    /// Behind `[`.
+    /// Reads what stands behind `[`.
     fn subscript(&mut self) -> Answer<StepKind> {
         let mut parts: [Option<Expression>; 3] = [None, None, None];
         let mut colons = 0;

@@ -21,7 +21,7 @@ pub fn left() -> Option<u64> {
 ///
 /// # Errors
 ///
-/// With the limit and the way out.
+/// The error names the limit and the way out.
 pub fn check() -> Result<(), BudgetError> {
     match left() {
         Some(left) if left < LEAST => Err(BudgetError::Refused(format!(

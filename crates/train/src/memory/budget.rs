@@ -204,7 +204,7 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// With a budget that is large enough.
+    /// The error names a budget that is large enough.
     pub fn keeps(&self, held: ProcessBytes) -> Result<(), BudgetError> {
         if self.origin != BudgetOrigin::Stated || held <= self.total {
             return Ok(());
@@ -258,7 +258,7 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// With a budget that holds them.
+    /// The error names a budget that holds them.
     pub fn can_name(&self, tensors: u64) -> Result<(), BudgetError> {
         let names = bytes_of_names(tensors);
         let needed = self.outside.saturating_add(names);
@@ -279,7 +279,7 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// With a budget in which a search can name the least one that works.
+    /// The error names a budget in which a search can find the least one that works.
     pub fn can_plan(&self, forward: u64, tensors: u64, tier: bool) -> Result<(), BudgetError> {
         let elsewhere = self.ceiling.is_some() || self.origin != BudgetOrigin::Stated;
         if elsewhere || forward <= SEARCHED_ANYWAY {

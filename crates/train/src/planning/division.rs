@@ -30,7 +30,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// With the way out.
+    /// The error says which setting to change.
     pub fn check_division(&self, model: &impl Model) -> Result<(), TrainError> {
         let divides = self.ranks > 1 && self.zero_stage.divides_weights();
         match model.needs_whole_weights().filter(|_| divides) {
@@ -45,7 +45,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// With the way out.
+    /// The error says which setting to change.
     pub fn check_stage(&self) -> Result<(), TrainError> {
         let (stage, kind) = (self.zero_stage, self.optimizer.kind);
         if self.ranks < 2 || !stage.divides_moments() {

@@ -268,7 +268,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// With the way out.
+    /// The error says which setting to change.
     pub fn check_ranks(&self) -> Result<(), TrainError> {
         let (ranks, global) = (self.ranks, self.global_batch);
         if ranks == 0 {

@@ -20,7 +20,7 @@ fn run(seed: u64) -> Run {
     start(&gpt2(Size::GOLDEN), GOLDEN_SEQ, &options)
 }
 
-/// With the prefix that some of GPT-2's files have and some do not.
+/// The name of a parameter in a file: with the prefix that some of GPT-2's files have, or else without it.
 fn stored(name: &str) -> StoredName {
     let bare = name.trim_start_matches("transformer.");
     StoredName { name: format!("transformer.{bare}"), alternatives: vec![bare.to_owned()], optional: false }

@@ -8,7 +8,7 @@ use plimsoll_plan::{ArenaBytes, Choice, Link, Request, SearchError, Searcher, Ti
 use plimsoll_train::memory::{Budget, BudgetOrigin};
 use plimsoll_train::{Model, Options, Planned, Run, program};
 
-/// Of a stated speed, so that the same plans are made on every machine.
+/// A disk of a stated speed, so that the same plans are made on every machine.
 pub(crate) const DISK: Link = Link {
     tier: Tier::Disk,
     room: 1 << 30,

@@ -25,8 +25,8 @@ const FOR_ANY: u64 = 4 << 20;
 
 /// The kind of vocabulary that has scores, as files name it.
 const SCORED: &[u8] = b"Unigram";
-/// The name of a pattern in a file. A pattern takes as much memory as it likes, so no number is named for a file with more of
-/// them than tokenizers have.
+/// The name of a pattern in a file. The memory of a pattern cannot be foretold, so no budget is named for a file with
+/// more patterns than tokenizers have.
 const PATTERN: &[u8] = b"Regex";
 const MOST_PATTERNS: u64 = 16;
 
