@@ -71,8 +71,8 @@ pub(crate) fn streaming() -> Choice {
     choice
 }
 
-/// Runs a schedule. An update is run as the one before the first micro-batch, and the first micro-batch as the one
-/// before an update, so that each may start transfers of the other.
+/// Runs a schedule and names the one that follows, whose transfers may then begin early: an update follows the first
+/// micro-batch, and the first micro-batch follows an update.
 pub(crate) fn pass(engine: &mut Engine, role: Role) -> Result<(), plimsoll_exec::ExecError> {
     let x: Vec<f32> = (0..ROWS * WIDTH).map(|i| (i as f32 * 0.37).sin()).collect();
     let batch = [("x", Data::F32(&x))];

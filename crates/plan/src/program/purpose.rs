@@ -18,7 +18,7 @@ pub enum Purpose {
     Workspace,
     /// Landing place of copies from another tier.
     Staging,
-    /// Parameters as a probe reads them, beside their place: zeroth-order training has no gradients.
+    /// Perturbed copies of parameters, which the probes of zeroth-order training read.
     Perturbed,
     /// Weights that ranks divide, whole for the nodes of one layer.
     Gathered,

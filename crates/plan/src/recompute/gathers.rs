@@ -1,13 +1,14 @@
-//! When weights that ranks gather are begun: so far ahead of their reader that the exchange hides behind compute.
+//! When ranks begin to gather weights: so far ahead of their reader that the exchange hides behind compute.
 //!
 //! ```text
 //! as listed   gather a · a·x · gather b · b·h · gather c · gather d · mlp(c, d)
 //! ahead       gather a · gather b · a·x · gather c · gather d · b·h · mlp(c, d)
 //! ```
 //!
-//! A product takes time in proportion to the elements of its weight, and so does the exchange of one. So the weights of a node
-//! begin ahead of readers with as many elements as they have themselves. Gathers keep their order, and none is begun before
-//! its layer: so a layer can be planned by itself, as chains of equal layers are.
+//! A product takes time in proportion to the elements of its weight, and so does the exchange of one. So the gathers
+//! of a node begin before as many runs as together read at least as many elements of weights as the node does.
+//! Gathers keep their order, and none is begun before its layer: so a layer can be planned by itself, as chains of
+//! equal layers are.
 
 use plimsoll_graph::{Graph, NodeId, Phase, Value};
 
@@ -75,7 +76,7 @@ impl Ahead<'_> {
         weights.map(|value| self.graph.shape(value).elements()).sum()
     }
 
-    /// Puts the gathers of the run that comes next where readers of as many elements are still ahead.
+    /// Puts the gathers of the next run so early that the runs behind them read at least as many elements.
     fn place_waiting(&mut self) {
         if self.waiting.is_empty() {
             return;
