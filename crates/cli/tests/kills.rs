@@ -19,7 +19,7 @@ const RUN: &str = "train --model model --data text.txt --seq-len 16 --global-bat
                    --learning-rate 0.01 --output-dir out --resume latest";
 /// Whether ranks are processes.
 const PROCESSES: bool = cfg!(feature = "mpi");
-/// The number of ranks and the stage of ZeRO in each case.
+/// The number of ranks and the stage of `ZeRO` in each case.
 const WORLDS: [[usize; 2]; 4] = [[2, 1], [4, 2], [2, 0], [4, 1]];
 
 /// Numbers that follow from a seed (`splitmix64`).

@@ -108,8 +108,8 @@ fn other_kinds_of_adapters_over_four_bits_have_the_losses_of_peft_over_bitsandby
     }
 }
 
-/// DoRA scales each row by its magnitude over its norm. Before the first step both are equal, so the first loss is
-/// that of LoRA.
+/// `DoRA` scales each row by its magnitude over its norm. Before the first step both are equal, so the first loss is
+/// that of `LoRA`.
 #[test]
 fn a_new_dora_begins_with_the_lengths_of_the_rows_that_products_read() {
     let new =

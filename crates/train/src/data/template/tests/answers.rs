@@ -3,7 +3,7 @@
 use super::*;
 use crate::reading;
 
-/// Templates of seven kinds. In order: ChatML; one that drops the thoughts of all answers but the last; one that puts
+/// Templates of seven kinds. In order: `ChatML`; one that drops the thoughts of all answers but the last; one that puts
 /// the system prompt into the first turn and refuses roles that do not alternate; one that writes a mark after the
 /// last message; one that always ends with the start of an answer; one that drops thoughts and writes a mark after
 /// the last message; and one that numbers the rounds.
