@@ -43,7 +43,7 @@ struct Candidate {
 /// How much is known.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Known {
-    /// A lower bound from the recomputation alone.
+    /// A lower bound, before an order of runs is made.
     Recomputation,
     /// A lower bound from the order of runs with all state in the arena.
     Order,
