@@ -48,7 +48,8 @@ pub(crate) struct DemoArgs {
     /// Optimizer steps
     #[arg(long, value_name = "N", default_value_t = 300)]
     pub(crate) max_steps: u64,
-    /// Text file or folder to train on; the folder `crates` of this repository if it is there
+    /// Text file or folder to train on [default: the folder `crates` if it is there, as in this repository; else
+    /// made-up data]
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
     /// Threads [default: one for each core]
@@ -182,7 +183,8 @@ pub(crate) struct CheckArgs {
     /// Only cases whose name contains this
     #[arg(value_name = "NAME")]
     pub(crate) filter: Option<String>,
-    /// Only a few cases, which show every op with every element type, and only the way in which runs compute
+    /// Only a few cases, which cover every op with every element type, and only with the kernels that runs use by
+    /// default
     #[arg(long, overrides_with = "quick")]
     pub(crate) quick: bool,
     /// The device judged: cpu, cuda, or cuda:1 for the second GPU
@@ -283,7 +285,8 @@ pub(crate) struct GenerateArgs {
     /// cpu, or cuda or cuda:1 for a GPU of this machine
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: String,
-    /// Memory of the whole process or of the GPU, such as 4GiB [default: the free memory less 256 MiB or 5 %]
+    /// Memory of the whole process or of the GPU, such as 4GiB [default: the free memory less 256 MiB, or less 5 % if
+    /// that is more]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
     /// Threads [default: one for each core]

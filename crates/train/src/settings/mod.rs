@@ -120,13 +120,14 @@ settings! {
         /// Begin with random weights although --model is a folder with weights; its tokenizer is kept
         /// [default: false]
         init: bool, "BOOL";
-        /// Number of layers of a model that begins from scratch, in place of its shape's own
+        /// Number of layers of a model that begins from scratch, instead of the number that its shape has
         layers: usize, "N";
         /// Folder with tokenizer.json [default: the model's; without one, a token is a byte]
         tokenizer: PathBuf, "PATH";
         /// Task: causal, masked or classify [default: the one the model is made for]
         task: String, "NAME";
-        /// Tokens per sequence [default: a preset's own; of other models 512, or their positions if fewer]
+        /// Tokens per sequence [default: the length that a named shape has; for other models 512, or their number of positions
+        /// if that is smaller]
         seq_len: usize, "N";
         /// Sequences per optimizer step [default: 8]
         global_batch: usize, "N";
@@ -135,22 +136,24 @@ settings! {
         /// Another name of --micro-batch; if neither --global-batch nor --gradient-accumulation-steps is given, a step has one
         /// micro-batch
         per_device_train_batch_size: usize, "N";
-        /// Micro-batches per optimizer step, each of 8 sequences unless stated [default: global batch ÷
+        /// Micro-batches per optimizer step; stated alone, each micro-batch has 8 sequences [default: global batch ÷
         /// micro-batch]
         gradient_accumulation_steps: usize, "N";
         /// cpu, cuda or cuda:1 for a GPU of this machine; plan also takes GPUs by name: cuda:h200, cuda:a100-80,
         /// cuda:4090, … [default: cpu]
         device: String, "NAME";
-        /// Memory of the whole process, or of a GPU, such as 64MiB or 16GB; auto is the free memory less 256 MiB or 5 %, or
-        /// all memory of a described device [default: auto]
+        /// Memory of the whole process, or of a GPU, such as 64MiB or 16GB; auto is the free memory less 256 MiB, or less 5 %
+        /// if that is more, or all memory of a described device [default: auto]
         memory: String, "SIZE";
-        /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
+        /// What the forward pass keeps; the rest runs again: none (keeps all), selective (products and inputs of layers), full
+        /// (inputs of layers), sqrt or every:K (those of every √n-th or K-th layer), minimal (nothing), manual (by the model's
+        /// own marks) or auto [default: auto, the fastest that fits]
         recompute: String, "STRATEGY";
         /// true is --recompute full and false is --recompute none; where both are given, --recompute decides
         gradient_checkpointing: bool, "BOOL";
         /// Place for values and state that do not fit: disk, or host for a described device [default: nowhere]
         offload: String, "TIER";
-        /// Folder for the nameless file that --offload disk reserves [default: the current folder]
+        /// Folder in which --offload disk reserves its space, as a file without a name [default: the current folder]
         offload_folder: PathBuf, "PATH";
         /// Host memory to which values and state of a described device may be offloaded, such as 64GiB; implies
         /// --offload host [default: no limit]
@@ -158,8 +161,8 @@ settings! {
         /// Room on the disk that --offload disk may take, such as 100GiB; implies --offload disk [default: nine tenths
         /// of the free space]
         disk_space: String, "SIZE";
-        /// Times of ops: `modelled`, or a file of measured ones [default: measured here, in a second at first use, and
-        /// refined by every run]
+        /// Times of ops: `modelled`, or a file of measured times [default: times measured on this machine, for a second at
+        /// first use and then by every run]
         costs: String, "COSTS";
         /// Threads, which ranks share [default: one for each core]
         threads: usize, "N";
@@ -228,8 +231,8 @@ settings! {
         non_linearity: String, "NAME";
         /// Trained vectors of --peft-type prompt_tuning or prefix_tuning; they take positions in addition to --seq-len
         num_virtual_tokens: usize, "N";
-        /// Train all weights in a random subspace of this many dimensions, which --seed decides; the adapter's file holds
-        /// the coordinates alone
+        /// Train all weights in a subspace of this many dimensions, which is drawn at random by --seed; the adapter's file
+        /// holds only the coordinates
         intrinsic_dimension: usize, "N";
         /// Whether every layer has coordinates of its own, an even share of --intrinsic-dimension [default: false]
         intrinsic_per_layer: bool, "BOOL";
@@ -258,7 +261,7 @@ settings! {
         learning_rate: f64, "RATE";
         /// linear, cosine, constant or constant_with_warmup [default: linear; from scratch cosine]
         lr_scheduler_type: String, "NAME";
-        /// Steps of linear rise [default: 0; from scratch a tenth of the steps, at most 100]
+        /// Steps in which the learning rate rises linearly [default: 0; from scratch a tenth of the steps, at most 100]
         warmup_steps: u64, "N";
         /// Linear rise as a part of all steps; --warmup-steps decides where both are given
         warmup_ratio: f64, "PART";
@@ -267,33 +270,35 @@ settings! {
         train_only: Vec<String>, "NAMES";
         /// adamw_torch, adamw_8bit (moments in 8 bits), sgd, lion_32bit, lion_8bit, adafactor, muon or apollo_adamw (moments
         /// of projected gradients); the last two take adamw for embeddings, head and vectors. paged_ before a name changes
-        /// nothing. Without a backward pass: mezo (steps along random directions by their slopes) or es (by the order of
-        /// their losses) [default: adamw_torch]
+        /// nothing. Without a backward pass: mezo (steps along random directions, by the slope of the loss) or es (the same, by
+        /// the order of the losses) [default: adamw_torch]
         optim: String, "NAME";
-        /// For --optim apollo_adamw: rank is the rank of the random projection, update_proj_gap the steps after which it is
-        /// drawn again; a step is multiplied by the root of scale; scale_type says whether each channel or the whole
+        /// For --optim apollo_adamw: rank is the rank of the random projection, update_proj_gap the steps after which a new
+        /// projection is drawn; a step is multiplied by the root of scale; scale_type says whether each channel or the whole
         /// tensor has one factor [default: rank=128,update_proj_gap=200,scale=1,scale_type=channel]
         optim_args: String, "ARGS";
         /// Momentum: decay rate of sgd's running sum of gradients, or of muon's running mean [default: 0; muon 0.95]
         momentum: f64, "RATE";
         /// Whether --optim sgd or muon uses Nesterov momentum [default: false; muon true]
         nesterov: bool, "BOOL";
-        /// Distance of a probe from the weights, of --optim mezo and es [default: 0.001]
+        /// For --optim mezo and es: distance of a probe from the weights [default: 0.001]
         zo_eps: f64, "SIZE";
-        /// constant, linear or cosine: the course of that distance of --optim es, without a warmup [default: constant]
+        /// For --optim es: constant keeps --zo-eps as it is; linear and cosine let it fall to 0 by the end of the run [default:
+        /// constant]
         zo_eps_scheduler_type: String, "NAME";
         /// Random directions of a step of --optim mezo, each probed on both sides [default: 1]
         zo_directions: usize, "N";
         /// Members of the population of --optim es, two for each random direction [default: 16]
         population: usize, "N";
-        /// What the members of --optim es are ranked by: loss; accuracy, of each word to learn behind the true text before it; or
-        /// exact-match, of answers as they are written at temperature 0 [default: loss]
+        /// What the members of --optim es are ranked by: loss; accuracy (the share of learned tokens that are the likeliest
+        /// after the true text before them); or exact-match (the share of answers generated to the letter at temperature 0)
+        /// [default: loss]
         es_fitness: String, "NAME";
         /// How weights are kept: f32, bf16 (stochastic rounding), or bf16-master (bf16 with an f32 master copy)
         /// [default: f32]
         weights_dtype: String, "TYPE";
-        /// bf16 between nodes: half the bytes of activations, f32 sums and statistics; weights are then bf16-master unless
-        /// --weights-dtype says otherwise [default: false; true for a described device]
+        /// Whether values between ops are bf16: half the bytes of activations; sums and statistics stay f32. Weights are then
+        /// bf16-master unless --weights-dtype says otherwise [default: false; true for a described device]
         bf16: bool, "BOOL";
         /// How gradients are kept: f32 or bf16 [default: f32]
         gradients_dtype: String, "TYPE";
@@ -318,23 +323,25 @@ settings! {
         /// In training, multiply what router and experts read by numbers drawn from 1 − NOISE to 1 + NOISE [default: the
         /// model's]
         router_jitter_noise: f64, "NOISE";
-        /// How experts are balanced. By a loss over the tokens of each sequence: sequence; or of a micro-batch, as in
-        /// transformers: micro-batch (needs --micro-batch). By biases in the choice of experts, without a loss: bias. Not
-        /// at all: none [default: sequence]
+        /// How experts are balanced: sequence (by a loss over the tokens of each sequence), micro-batch (by a loss over those
+        /// of a micro-batch, as in transformers; needs --micro-batch), bias (by biases in the choice of experts, without a
+        /// loss) or none [default: sequence]
         router_aux_loss: String, "GROUP";
         /// For --router-aux-loss bias: how far a step moves a bias [default: 0.001]
         router_bias_update_rate: f64, "RATE";
-        /// Weight of the balance of experts in the loss [default: the model's]
+        /// Weight of the loss that balances experts [default: the model's]
         router_aux_loss_coef: f64, "WEIGHT";
         /// Weight of the z-loss, the mean square of the log-sum-exp of a router's logits [default: 0]
         router_z_loss_coef: f64, "WEIGHT";
-        /// When parameters are updated: separate (after the backward pass), in-backward, two-pass or auto [default:
-        /// auto, inside the backward pass where one micro-batch a step and no limit on the norm allow it]
+        /// When parameters are updated: separate (after the backward pass), in-backward (inside it), two-pass (inside a second
+        /// backward pass; the first finds the gradient norm) or auto [default: auto, inside the backward pass where one
+        /// micro-batch a step and no limit on the norm allow it]
         update: String, "WHEN";
     }
     Course {
         /// Ranks that train together as threads of this process, each with an equal part of the global batch, an arena of its
-        /// own and the stated --memory; gradients are summed over them [default: 1, or the processes that mpirun started]
+        /// own and the stated --memory; gradients are summed over them [default: 1, or the number of processes that a launcher
+        /// such as mpirun started]
         ranks: usize, "N";
         /// Stage of ZeRO: 0 (every rank keeps everything), 1 (moments are divided over ranks), 2 (gradients too), 3 (weights too)
         /// or auto, the lowest that fits into --memory [default: auto]
@@ -342,17 +349,17 @@ settings! {
         /// Seconds that a rank waits for another rank in an exchange before the run ends with an error that names it
         /// [default: 600]
         ddp_timeout: u64, "SECONDS";
-        /// Plan for ranks that are not here, each on a device of its own. RATE is the bytes a second that one rank can send,
-        /// LATENCY the time that a message takes in addition, such as 50GB/s,5us; a table from 1 to 1024 ranks follows the
-        /// plan
+        /// Plan for ranks on devices that you do not have, one device each. RATE is the bytes a second that one rank can send,
+        /// LATENCY the time that a message takes in addition, such as 50GB/s,5us; a table from 1 to 1024 ranks follows the plan
         rank_link: String, "RATE[,LATENCY]";
-        /// The network card of each rank, where --rank-link is the link inside a node
+        /// RATE and LATENCY of the network card of each rank; --rank-link is then the link inside a node
         node_link: String, "RATE[,LATENCY]";
         /// Ranks of one node, with --node-link
         ranks_per_node: usize, "N";
-        /// Optimizer steps; decides where --num-train-epochs is given too, -1 leaves it open [default from scratch: 100]
+        /// Optimizer steps; decides where --num-train-epochs is given too, and -1 counts as not given [default from scratch:
+        /// 100]
         max_steps: u64, "N";
-        /// Passes over the data, also parts of one such as 0.5 [default: 3; from scratch see --max-steps]
+        /// Passes over the data, which may be a part of one such as 0.5 [default: 3; from scratch see --max-steps]
         num_train_epochs: f64, "N";
         /// Show the first N samples before training, as text with the learned tokens marked; the report page has
         /// them too [default: 0]
