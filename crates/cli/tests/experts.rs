@@ -30,6 +30,15 @@ const TINY_EXPERTS: u64 = 4 * 8 * 3 * 128 * 172;
 /// Adapters of rank 1 for them: gate and up share `A (128)` and have `B (344)`, down has `A (172)` and `B (128)`.
 const TINY_ADAPTERS: u64 = 4 * 8 * (128 + 344 + 172 + 128);
 
+/// The JSON of `tiny-moe` whose experts have so many bytes of weights.
+fn tiny(bytes: u64) -> Value {
+    json!({
+        "bytes": { "weights": bytes, "gradients": bytes, "optimizer": 2 * bytes },
+        "parameters": TINY,
+        "active_parameters": TINY - TINY_EXPERTS / 8 * 6,
+    })
+}
+
 #[test]
 fn two_of_eight_experts_work_on_a_token_and_all_have_bytes() {
     let (table, json) = told("--memory 1GiB --model tiny-moe");
@@ -40,13 +49,7 @@ fn two_of_eight_experts_work_on_a_token_and_all_have_bytes() {
             "  0.9 of 2.4 million parameters work on a token",
         ]
     );
-    let bytes = 4 * TINY_EXPERTS;
-    let expected = json!({
-        "bytes": { "weights": bytes, "gradients": bytes, "optimizer": 2 * bytes },
-        "parameters": TINY,
-        "active_parameters": TINY - TINY_EXPERTS / 8 * 6,
-    });
-    assert_eq!(json, expected);
+    assert_eq!(json, tiny(4 * TINY_EXPERTS));
 }
 
 #[test]
@@ -95,13 +98,7 @@ fn weights_in_bf16_or_few_bits_are_as_many_parameters() {
 fn ranks_that_divide_weights_have_a_part_of_the_bytes_and_all_of_the_parameters() {
     let (_, json) = told("--memory 1GiB --model tiny-moe --ranks 2 --zero-stage 3");
     // Half of every group is a whole number of blocks.
-    let bytes = 2 * TINY_EXPERTS;
-    let expected = json!({
-        "bytes": { "weights": bytes, "gradients": bytes, "optimizer": 2 * bytes },
-        "parameters": TINY,
-        "active_parameters": TINY - TINY_EXPERTS / 8 * 6,
-    });
-    assert_eq!(json, expected);
+    assert_eq!(json, tiny(2 * TINY_EXPERTS));
 }
 
 #[test]

@@ -38,6 +38,9 @@ impl Library for Products {
     }
 }
 
+/// Of no device; they decide no step.
+const RATES: Rates = Rates { flops: 1e12, half_flops: 1e13, bytes: 1e12, launch: 1e-6 };
+
 const LIBRARIES: [&(dyn Library + Sync); 2] = [&NoLibrary, &Products];
 
 fn kernels() -> Option<&'static Declared> {
@@ -73,6 +76,20 @@ impl Planned {
         self.walk(schedule).check(steps)
     }
 
+    /// Sees to it that the schedule does not pass once it was tampered with.
+    fn refuses(&self, what: &str, tamper: impl FnOnce(&mut Schedule)) {
+        let mut schedule = self.schedule.clone();
+        tamper(&mut schedule);
+        assert!(self.check(&schedule).is_err(), "{}, {what}", self.name);
+    }
+
+    /// The same of its steps.
+    fn refuses_steps(&self, steps: &Steps, what: &str, tamper: impl FnOnce(&mut Steps)) {
+        let mut steps = steps.clone();
+        tamper(&mut steps);
+        assert!(self.check_steps(&self.schedule, &steps).is_err(), "{}, {what}", self.name);
+    }
+
     fn walk<'a>(&'a self, schedule: &'a Schedule) -> Walk<'a> {
         Walk { graph: &self.graph, schedule, library: self.library, declared: kernels().unwrap() }
     }
@@ -86,8 +103,7 @@ fn planned() -> Vec<Planned> {
         let forward = model.training(2, 16).unwrap();
         let graph = differentiate(&forward, forward.output_named("loss").unwrap()).unwrap();
         for library in LIBRARIES {
-            let rates = Rates { flops: 1e12, half_flops: 1e13, bytes: 1e12, launch: 1e-6 };
-            let facts = facts(&graph, rates, library, Limits::default());
+            let facts = facts(&graph, RATES, library, Limits::default());
             let program =
                 Program { train: Costed { graph: graph.clone(), facts }, evaluate: None, generate: None };
             for strategy in [Strategy::None, Strategy::Full, Strategy::Minimal] {
@@ -125,8 +141,7 @@ impl Device for Walker {
     }
 
     fn facts(&self, graph: &Graph) -> Facts {
-        let rates = Rates { flops: 1e12, half_flops: 1e13, bytes: 1e12, launch: 1e-6 };
-        facts(graph, rates, self.library, Limits::default())
+        facts(graph, RATES, self.library, Limits::default())
     }
 
     fn reserve(&mut self, _: Space) -> Result<(), ExecError> {
@@ -199,9 +214,8 @@ fn an_action_before_the_one_it_reads_from_is_found() {
     for planned in planned().iter().step_by(3) {
         for first in 0..planned.schedule.actions.len() - 1 {
             if depends(&planned.schedule, first, first + 1) {
-                let mut schedule = planned.schedule.clone();
-                schedule.actions.swap(first, first + 1);
-                assert!(planned.check(&schedule).is_err(), "{}, action {first}", planned.name);
+                planned
+                    .refuses(&format!("action {first}"), |schedule| schedule.actions.swap(first, first + 1));
                 turned += 1;
             }
         }
@@ -217,23 +231,13 @@ fn steps_of_an_action_that_are_missing_or_run_in_the_place_of_others_are_found()
         let steps = planned.lowered(&planned.schedule).unwrap();
         for action in 0..steps.len() - 1 {
             if !steps[action].is_empty() {
-                let mut without = steps.clone();
-                without[action].clear();
-                assert!(
-                    planned.check_steps(&planned.schedule, &without).is_err(),
-                    "{}, {action}",
-                    planned.name
-                );
+                planned.refuses_steps(&steps, &format!("without {action}"), |steps| steps[action].clear());
                 missing += 1;
             }
             if depends(&planned.schedule, action, action + 1) {
-                let mut swapped = steps.clone();
-                swapped.swap(action, action + 1);
-                assert!(
-                    planned.check_steps(&planned.schedule, &swapped).is_err(),
-                    "{}, {action}",
-                    planned.name
-                );
+                planned.refuses_steps(&steps, &format!("{action} behind"), |steps| {
+                    steps.swap(action, action + 1);
+                });
                 turned += 1;
             }
         }
@@ -271,9 +275,9 @@ fn a_buffer_moved_onto_bytes_that_are_read_later_is_found() {
             let between =
                 |life: &Option<(usize, usize)>| life.is_some_and(|(at, _)| written < at && at < read);
             for other in (0..lives.len()).filter(|&other| between(&lives[other])).step_by(7) {
-                let mut schedule = planned.schedule.clone();
-                schedule.buffers[other].offset = schedule.buffers[kept].offset;
-                assert!(planned.check(&schedule).is_err(), "{}, {other} onto {kept}", planned.name);
+                planned.refuses(&format!("{other} onto {kept}"), |schedule| {
+                    schedule.buffers[other].offset = schedule.buffers[kept].offset;
+                });
                 moved += 1;
             }
         }
@@ -299,13 +303,9 @@ fn two_steps_of_which_one_reads_the_scratch_of_the_other_are_found_when_they_are
                 };
                 let reads = |reach: &shadow::Reach| reach.in_scratch && reach.access == Access::Reads;
                 if reaches[second].iter().any(|reach| reads(reach) && fresh(reach.range.start)) {
-                    let mut swapped = steps.clone();
-                    swapped[index].swap(second - 1, second);
-                    assert!(
-                        planned.check_steps(&planned.schedule, &swapped).is_err(),
-                        "{}, {index}",
-                        planned.name
-                    );
+                    planned.refuses_steps(&steps, &format!("steps of {index}"), |steps| {
+                        steps[index].swap(second - 1, second);
+                    });
                     turned += 1;
                 }
             }
@@ -338,13 +338,9 @@ fn a_pointer_into_a_buffer_of_another_action_is_found() {
                 continue;
             };
             for step in 0..steps[index].len() {
-                let mut strayed = steps.clone();
-                if point(&mut strayed[index][step], Place(range(target).start)) {
-                    assert!(
-                        planned.check_steps(&planned.schedule, &strayed).is_err(),
-                        "{}, {index}",
-                        planned.name
-                    );
+                let mut strayed = steps[index][step].clone();
+                if point(&mut strayed, Place(range(target).start)) {
+                    planned.refuses_steps(&steps, &format!("{index}"), |steps| steps[index][step] = strayed);
                     moved += 1;
                 }
             }

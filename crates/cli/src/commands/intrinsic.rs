@@ -73,7 +73,7 @@ fn check_gain(curve: &IntrinsicCurve) -> Result<(), Failure> {
     Err(TrainError::Config(why.into()).into())
 }
 
-/// What a run of the search trains.
+/// The parameters that a run of the search trains.
 enum Kind {
     /// The model as it is.
     Start,

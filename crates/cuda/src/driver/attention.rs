@@ -19,7 +19,7 @@ pub(crate) struct Attentions {
     plans: Mutex<BTreeMap<AttentionShape, Result<Arc<Plan>, ExecError>>>,
 }
 
-/// What identifies a plan of the library, and the scratch that the plan needs.
+/// The identity of a plan of the library, and the scratch that the plan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionPlan {
     /// The number of the engine. It means nothing beyond one version of the library.

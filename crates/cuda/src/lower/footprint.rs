@@ -20,11 +20,11 @@ pub struct Touch {
     pub place: Place,
     /// Bytes from there, where the step says how many.
     pub bytes: Option<u64>,
-    /// What the step does to the bytes.
+    /// The use that the step makes of the bytes.
     pub access: Access,
 }
 
-/// What a step does to bytes.
+/// The use that a step makes of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The step reads them.

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock};
@@ -20,6 +19,7 @@ use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
 use plimsoll_plan::{Facts, Runnable, Space};
 
+use super::fetched::not_run;
 use super::prototypes::{Preprocessor, compiler_is_there, host_folder, run};
 
 type Call = unsafe extern "C" fn(*mut *mut c_void);
@@ -39,9 +39,7 @@ pub(crate) fn host_kernels() -> Option<&'static HostKernels> {
 
 fn build() -> Option<HostKernels> {
     if !compiler_is_there() {
-        // Past the capture of the test's output.
-        let said = b"\n*** NOT RUN: kernels on the host: there is no g++ here ***\n";
-        std::io::stderr().write_all(said).unwrap();
+        not_run("kernels on the host", "there is no g++ here");
         return None;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -106,7 +106,7 @@ fn experts(keys: &Keys, count: &str) -> Result<usize, ConfigError> {
     Ok(experts)
 }
 
-/// What all these mixtures state in their configuration. Files of some versions name the number of experts as another
+/// The numbers that all these mixtures state in their configuration. Files of some versions name the number of experts as another
 /// family does.
 fn mixture(keys: &Keys, count: &str, balance: f64) -> Result<Mixture, ConfigError> {
     // DeepSeek's routers score and choose in other ways too.

@@ -30,6 +30,19 @@ pub enum TrainedTokens {
     Modules(Vec<(String, Vec<usize>)>),
 }
 
+impl TrainedTokens {
+    /// The tokens by the ends of the modules' names; the table that words are looked up in may have the empty one.
+    pub(super) fn named(&self) -> Vec<(&str, &[usize])> {
+        match self {
+            TrainedTokens::None => Vec::new(),
+            TrainedTokens::Input(rows) => vec![("", rows)],
+            TrainedTokens::Modules(modules) => {
+                modules.iter().map(|(name, rows)| (name.as_str(), rows.as_slice())).collect()
+            }
+        }
+    }
+}
+
 /// An embedding table of which some rows are trained. In the arena those rows are zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenAdapter {
@@ -104,13 +117,10 @@ impl Lora {
     ///
     /// When a token or a module is not the model's, or something else is trained there.
     pub fn token_adapters(&self, forward: &Graph) -> Result<Vec<TokenAdapter>, GraphError> {
-        let mut named = match &self.tokens {
-            TrainedTokens::None => return Ok(Vec::new()),
-            TrainedTokens::Input(rows) => vec![(String::new(), rows)],
-            TrainedTokens::Modules(modules) => {
-                modules.iter().map(|(name, rows)| (name.clone(), rows)).collect()
-            }
-        };
+        let mut named = self.tokens.named();
+        if named.is_empty() {
+            return Ok(Vec::new());
+        }
         let heads = heads(forward);
         let table = layers(forward).into_iter().find(|layer| layer.form == Form::Table);
         let table = table.ok_or_else(|| wrong("the model has no table of words"))?;
@@ -119,19 +129,19 @@ impl Lora {
         named.sort_by_key(|(name, _)| !table.module.ends_with(name));
         let mut found: Vec<TokenAdapter> = Vec::new();
         for (name, rows) in named {
-            let reads = table.module.ends_with(&name);
+            let reads = table.module.ends_with(name);
             if !reads && tied {
-                follows(&found, &name, rows)?;
+                follows(&found, name, rows)?;
                 continue;
             }
             let of_head = heads.iter().filter_map(|head| head.strip_suffix(".weight"));
-            let mut of_head = of_head.filter(|head| head.ends_with(&name) && *head == "lm_head");
+            let mut of_head = of_head.filter(|head| head.ends_with(name) && *head == "lm_head");
             let unknown = || wrong(&format!("`{name}` is no table of words of the model"));
             let module =
                 if reads { table.module.clone() } else { of_head.next().ok_or_else(unknown)?.to_owned() };
             let adapter = TokenAdapter {
                 module,
-                rows: rows.clone(),
+                rows: rows.to_vec(),
                 width: table.output,
                 reads,
                 writes: !reads || tied,

@@ -1,4 +1,4 @@
-//! What PEFT trains and is missing here, of an adapter that may well belong to its model.
+//! Adapters that PEFT trains and that are missing here, although they may well belong to their model.
 //!
 //! Advice to choose other settings is for adapters that are yet to be trained. A trained one has its numbers for the settings
 //! it has, so it gets a way to use it as it is, or none.
@@ -7,7 +7,7 @@ use plimsoll_graph::{Graph, GraphError, Op};
 
 use super::layers::{Form, heads, layers};
 use super::refused::{ELSEWHERE, KEEP, MERGE};
-use super::{AdapterKind, Lora, TrainedTokens};
+use super::{AdapterKind, Lora};
 
 /// A part of a trained adapter that is not supported here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,20 +93,16 @@ impl Lora {
     }
 
     fn of_tokens(&self, forward: &Graph) -> Result<Option<Unsupported>, GraphError> {
-        let named: Vec<(&str, &Vec<usize>)> = match &self.tokens {
-            TrainedTokens::None => return Ok(None),
-            TrainedTokens::Input(rows) => vec![("", rows)],
-            TrainedTokens::Modules(modules) => {
-                modules.iter().map(|(name, rows)| (name.as_str(), rows)).collect()
-            }
-        };
+        let named = self.tokens.named();
+        if named.is_empty() {
+            return Ok(None);
+        }
         let table = layers(forward).into_iter().find(|layer| layer.form == Form::Table);
         let Some(table) = table else { return Ok(None) };
         let of_table = named.iter().find(|(name, _)| table.module.ends_with(name)).map(|(_, rows)| *rows);
         let of_head = named.iter().filter(|(name, _)| !table.module.ends_with(name));
-        let differs =
-            |(name, rows): &(&str, &Vec<usize>)| "lm_head".ends_with(name) && Some(*rows) != of_table;
-        let twice = |rows: &Vec<usize>| (1..rows.len()).any(|at| rows[..at].contains(&rows[at]));
+        let differs = |(name, rows): &(&str, &[usize])| "lm_head".ends_with(name) && Some(*rows) != of_table;
+        let twice = |rows: &[usize]| (1..rows.len()).any(|at| rows[..at].contains(&rows[at]));
         let biased = |op: &Op| matches!(op, Op::HeadLoss(head) if head.bias);
         let (what, way) = if table_is_head(forward) && of_head.clone().any(differs) {
             ("trained tokens of an output head that are not those of its table", WayOut::MergeUntied)

@@ -309,8 +309,12 @@ impl Budget {
 
 /// The budget of a process that holds `resident` bytes when `free` more are available.
 fn automatic(resident: u64, free: u64) -> ProcessBytes {
-    let margin = MARGIN.max(free / 20).min(free / 4);
-    ProcessBytes(resident + free - margin)
+    ProcessBytes(resident + free - margin(free))
+}
+
+/// The part of `free` bytes that is left to other programs where no budget is stated.
+pub(super) fn margin(free: u64) -> u64 {
+    MARGIN.max(free / 20).min(free / 4)
 }
 
 /// Bytes of a plan of this many actions, beyond those that are allowed for any plan.

@@ -1,11 +1,12 @@
 //! Budgets of a GPU's memory: of one that is open, and of one that is only described.
 //!
-//! What the driver, libraries and kernels hold is counted by the driver once the GPU is open, with an allowance for what they still
-//! take. Of a described GPU that reserve is one of its figures.
+//! The driver counts the bytes that it, libraries and kernels hold once the GPU is open; an allowance is added for those that they
+//! still take. Of a described GPU that reserve is one of its figures.
 
 use plimsoll_plan::{ArenaBytes, DeviceSpec, ProcessBytes};
 
-use super::{Budget, BudgetError, BudgetOrigin, MARGIN, Size};
+use super::budget::margin;
+use super::{Budget, BudgetError, BudgetOrigin, Size};
 
 /// Bytes of a GPU that its driver and libraries still take when kernels, products and attention first run. Single steps that
 /// were measured on an H200 add up to 26 MiB.
@@ -34,7 +35,7 @@ impl Budget {
                 )));
             }
             Some(bytes) => (bytes, BudgetOrigin::Stated),
-            None => (most - MARGIN.max(most / 20).min(most / 4), BudgetOrigin::Free),
+            None => (most - margin(most), BudgetOrigin::Free),
         };
         Ok(Budget { total: ProcessBytes(total), outside, origin, ceiling: Some(ProcessBytes(most)) })
     }

@@ -145,7 +145,7 @@ settings! {
         /// Memory of the whole process, or of a GPU, such as 64MiB or 16GB; auto is the free memory less 256 MiB, or less 5 %
         /// if that is more, or all memory of a described device [default: auto]
         memory: String, "SIZE";
-        /// What the forward pass keeps; the rest runs again: none (keeps all), selective (products and inputs of layers), full
+        /// Values kept for the backward pass; the rest runs again: none (keeps all), selective (products and inputs of layers), full
         /// (inputs of layers), sqrt or every:K (those of every √n-th or K-th layer), minimal (nothing), manual (by the model's
         /// own marks) or auto [default: auto, the fastest that fits]
         recompute: String, "STRATEGY";
@@ -290,7 +290,7 @@ settings! {
         zo_directions: usize, "N";
         /// Members of the population of --optim es, two for each random direction [default: 16]
         population: usize, "N";
-        /// What the members of --optim es are ranked by: loss; accuracy (the share of learned tokens that are the likeliest
+        /// The ranking of the members of --optim es: loss; accuracy (the share of learned tokens that are the likeliest
         /// after the true text before them); or exact-match (the share of answers generated to the letter at temperature 0)
         /// [default: loss]
         es_fitness: String, "NAME";

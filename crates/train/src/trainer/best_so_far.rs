@@ -41,7 +41,7 @@ impl BestSoFar {
         self.best.map(|best| best.step)
     }
 
-    /// What a checkpoint keeps of the evaluations, without the steps that are in no record yet.
+    /// The evaluations as a checkpoint keeps them, without the steps that are in no record yet.
     pub(super) fn kept(&self, loss: Option<f64>) -> EvaluationState {
         EvaluationState {
             loss,

@@ -388,7 +388,7 @@ fn is_fraction(character: char) -> bool {
     matches!(character, '\u{b2}' | '\u{b3}' | '\u{b9}' | '\u{bc}'..='\u{be}' | '\u{2070}'..='\u{218f}')
 }
 
-/// What a method of texts that changes upper and lower case returns; none for a method of another name.
+/// The result of a method that changes upper and lower case; none for a method of another name.
 fn recased(text: &str, name: &str) -> Option<String> {
     Some(match name {
         "upper" => text.to_uppercase(),
