@@ -1,11 +1,11 @@
 """Times a step of `s-moe` beside the dense `s` and beside transformers' implementations of experts, in turns.
 
-    python benchmarks/mixtures.py target/release/plimsoll [rounds]
+    python benchmarks/mixtures.py target/release/plimsoll [rounds [WAY…]]        WAY: eager, grouped_mm, batched_mm; all of them unless named
 
 `s` has the products that are active in `s-moe`: 8 experts of half its hidden width, two for each token. All take 4 sequences of 256
 tokens, AdamW, f32, two threads and a limit on the norm. Each is run `rounds` times in a process of its own, one after the other, so
-that a busy machine slows all alike. Printed is the table of the record: median and least over all steps, times relative to `s-moe`,
-and the most memory that a process held.
+that a busy machine slows all alike. Each run is a line on standard error as it ends. Printed is the table of the record: median and
+least over all steps, times relative to `s-moe`, and the most memory that a process held.
 
 `batched_mm` copies the weights of its expert for each of the 2,048 copies of tokens, and keeps them for the backward pass: 2 GiB in
 each of 8 layers. It runs with all sequences at once where that fits, and with one at a time.
@@ -96,7 +96,7 @@ def table(results: dict[str, list[dict[str, object]]]) -> str:
         if not seconds:
             lines.append(f"| {name} | {runs[0]['why']} | | | 0 | |")
             continue
-        median, peak = statistics.median(seconds), max(run["peak"] for run in runs)
+        median, peak = statistics.median(seconds), max(run.get("peak", 0) for run in runs)
         held = f"{peak / 2**20:.0f} MiB" if peak else "–"
         lines.append(f"| {name} | {median:.3f} | {min(seconds):.3f} | {median / of_moe:.2f} | {len(seconds)} | {held} |")
     return "\n".join(lines)
@@ -117,12 +117,15 @@ def main() -> None:
     binary, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
     ways = {f"plimsoll `{model}`": lambda model=model: plimsoll(binary, model) for model in ("s", "s-moe")}
     for implementation, rows in WAYS:
+        if sys.argv[3:] and implementation not in sys.argv[3:]:
+            continue
         name = f"transformers `{implementation}`" + ("" if rows == ROWS else f", {rows} sequence at a time")
         ways[name] = lambda implementation=implementation, rows=rows: pytorch(implementation, rows)
     before, results = os.getloadavg(), {name: [] for name in ways}
     for _ in range(rounds):
         for name, run in ways.items():
             results[name].append(run())
+            print(name, results[name][-1], file=sys.stderr, flush=True)
     print(f"{versions()} · {rounds} rounds in turns · load {before[0]:.1f} before\n\n{table(results)}")
 
 
