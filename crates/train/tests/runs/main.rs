@@ -27,6 +27,7 @@ mod hf;
 mod identity;
 mod in_backward;
 mod kept_checkpoints;
+mod kill;
 mod late_device;
 mod lora;
 mod lost_device;

@@ -14,15 +14,14 @@ use std::time::Duration;
 use plimsoll_exec::random::{Stream, name_hash};
 use tempfile::TempDir;
 
-#[path = "support/resume.rs"]
-mod running;
-mod support;
-use running::{bits, latest, open, pinned, save, take, trainer, write_text};
-use support::names;
+use crate::running::{bits, latest, open, pinned, save, take, trainer, write_text};
+use crate::support::names;
 
 const KILLS: u32 = 50;
 /// Steps between two checkpoints: few, so that about every other kill falls into a save.
 const SAVE_EVERY: u64 = 10;
+/// The test that such a process is asked for.
+const CHILD: [&str; 2] = ["kill::child", "--exact"];
 const FOLDER: &str = "PLIMSOLL_TEST_FOLDER";
 const LAST_STEP: &str = "PLIMSOLL_TEST_LAST_STEP";
 
@@ -52,7 +51,7 @@ fn child() {
 
 fn command(folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["child", "--exact"]).env(FOLDER, folder).stdout(Stdio::null());
+    command.args(CHILD).env(FOLDER, folder).stdout(Stdio::null());
     command
 }
 
@@ -105,7 +104,9 @@ fn a_disk_that_fills_up_leaves_the_checkpoint_before_and_nothing_else() {
         let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
         let program: PathBuf = std::env::current_exe().unwrap();
         let limited = Command::new("sh")
-            .args(["-c", &script, program.to_str().unwrap(), "child", "--exact", "--nocapture"])
+            .args(["-c", &script, program.to_str().unwrap()])
+            .args(CHILD)
+            .arg("--nocapture")
             .envs([(FOLDER, folder.path().as_os_str()), (LAST_STEP, "30".as_ref())])
             .output()
             .unwrap();
