@@ -4,6 +4,8 @@
 //! A case takes the same path as a training step (graph, plan, replay, prepare, warm up, run), so the judged code is
 //! the code that trains.
 
+use std::cell::OnceCell;
+
 use plimsoll_graph::{Graph, StateKind, Value};
 use plimsoll_plan::{Costed, Judged, Program, Role, Schedule, Scratch, Space, Strategy, plan, runnable};
 
@@ -18,37 +20,85 @@ use crate::reference::Tensor;
 ///
 /// A sentence that names the case and the fault of the device's answer.
 pub fn judge(device: &mut dyn Device, case: &Case, scratch: Scratch) -> Result<f64, String> {
-    let outputs = run(device, case, scratch).map_err(|why| format!("{}: {why}", case.name))?;
-    case.judge(&outputs)
+    DrawnCase::new(case)?.judge(device, scratch)
 }
 
-fn run(device: &mut dyn Device, case: &Case, scratch: Scratch) -> Result<Vec<Tensor>, String> {
-    let (graph, inputs, outputs) = graph_of(case).map_err(|error| error.to_string())?;
-    let facts = device.facts(&graph);
-    let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
-    let plan = plan(&program, Strategy::None, scratch).map_err(|error| error.to_string())?;
-    let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
-    let judged = Judged { role: Role::Further, graph, schedule };
-    let id = ready(device, judged, plan.arena_bytes.0).map_err(|error| error.to_string())?;
-    let given = inputs.iter().copied().zip(case.tensors()).chain(outputs.iter().copied().zip(case.outputs()));
-    for (value, tensor) in given {
-        let offset = offset(graph, schedule, value)?;
-        // Outputs that are not state have no bytes before the op runs; writing there is harmless, since
-        // inputs come first and nothing but the op's own result is read back.
-        if graph.value(value).state.is_some() || inputs.contains(&value) {
-            device.write(offset, &tensor.to_bytes()).map_err(|error| error.to_string())?;
-        }
+/// A case with its operands drawn, for any number of runs.
+///
+/// Operands take longer to draw than most kernels run, because some are results of the reference kernels. So they are drawn
+/// once, and the expected result is computed once, for all devices and all amounts of scratch.
+#[derive(Debug)]
+pub struct DrawnCase<'a> {
+    case: &'a Case,
+    graph: Graph,
+    inputs: Vec<Tensor>,
+    /// Contents of the outputs before the op runs.
+    before: Vec<Tensor>,
+    /// The values that are written before a run, with their bytes.
+    given: Vec<(Value, Vec<u8>)>,
+    outputs: Vec<Value>,
+    expected: OnceCell<Result<Vec<Tensor>, String>>,
+}
+
+impl<'a> DrawnCase<'a> {
+    /// Draws the operands of a case.
+    ///
+    /// # Errors
+    ///
+    /// None for the cases of [`all`](crate::cases::all); a case of one's own may not fit its op.
+    pub fn new(case: &'a Case) -> Result<DrawnCase<'a>, String> {
+        let (graph, values, outputs) = graph_of(case).map_err(|error| format!("{}: {error}", case.name))?;
+        let (inputs, before) = (case.tensors(), case.outputs());
+        // Outputs that are not state have no bytes before the op runs.
+        let kept = outputs.iter().zip(&before).filter(|(value, _)| graph.value(**value).state.is_some());
+        let given = values.iter().zip(&inputs).chain(kept);
+        let given = given.map(|(&value, tensor)| (value, tensor.to_bytes())).collect();
+        Ok(DrawnCase { case, graph, inputs, before, given, outputs, expected: OnceCell::new() })
     }
-    device.run(id).map_err(|error| error.to_string())?;
-    outputs
-        .iter()
-        .map(|&value| {
+
+    /// Runs the case and returns the largest relative difference from the reference.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that names the case and the fault of the device's answer.
+    pub fn judge(&self, device: &mut dyn Device, scratch: Scratch) -> Result<f64, String> {
+        let outputs = self.run(device, scratch)?;
+        let expected = self.expected.get_or_init(|| {
+            let result = self.case.result(&self.inputs, self.before.clone());
+            result.map_err(|error| format!("{}: {error}", self.case.name))
+        });
+        self.case.compare(expected.as_deref().map_err(String::clone)?, &outputs)
+    }
+
+    /// Runs the case and returns its outputs.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that names the case and what the device refused or failed at.
+    pub fn run(&self, device: &mut dyn Device, scratch: Scratch) -> Result<Vec<Tensor>, String> {
+        self.outputs_on(device, scratch).map_err(|why| format!("{}: {why}", self.case.name))
+    }
+
+    fn outputs_on(&self, device: &mut dyn Device, scratch: Scratch) -> Result<Vec<Tensor>, String> {
+        let graph = self.graph.clone();
+        let facts = device.facts(&graph);
+        let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
+        let plan = plan(&program, Strategy::None, scratch).map_err(|error| error.to_string())?;
+        let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
+        let judged = Judged { role: Role::Further, graph, schedule };
+        let id = ready(device, judged, plan.arena_bytes.0).map_err(|error| error.to_string())?;
+        for (value, bytes) in &self.given {
+            device.write(offset(graph, schedule, *value)?, bytes).map_err(|error| error.to_string())?;
+        }
+        device.run(id).map_err(|error| error.to_string())?;
+        let read = |&value: &Value| {
             let ty = graph.ty(value);
             let mut bytes = vec![0; ty.bytes()];
             device.read(offset(graph, schedule, value)?, &mut bytes).map_err(|error| error.to_string())?;
             Ok(Tensor::from_bytes(ty, &bytes))
-        })
-        .collect()
+        };
+        self.outputs.iter().map(read).collect()
+    }
 }
 
 /// The device with an arena and one schedule.
@@ -101,15 +151,17 @@ mod tests {
     #[test]
     fn threads_and_scratch_change_no_bit_between_bf16_values_on_any_instruction_path() {
         let is_twin = |case: &Case| case.name.ends_with("in bf16") || case.name.ends_with("bf16 sum");
-        let cases: Vec<Case> = cases::all().into_iter().filter(is_twin).collect();
-        for instructions in Instructions::available() {
-            let mut devices = [1, 2].map(|threads| CpuDevice::of(threads, instructions).unwrap());
-            for case in &cases {
-                let first = run(&mut devices[0], case, Scratch::Best).unwrap();
-                for device in &mut devices {
+        let paths = Instructions::available().into_iter();
+        let mut devices: Vec<_> =
+            paths.map(|path| (path, [1, 2].map(|threads| CpuDevice::of(threads, path).unwrap()))).collect();
+        for case in cases::all().iter().filter(|case| is_twin(case)) {
+            let drawn = DrawnCase::new(case).unwrap();
+            for (path, devices) in &mut devices {
+                let first = drawn.run(&mut devices[0], Scratch::Best).unwrap();
+                for device in devices {
                     for scratch in [Scratch::Least, Scratch::Best] {
-                        let same = run(device, case, scratch).unwrap() == first;
-                        assert!(same, "{instructions}: {}", case.name);
+                        let same = drawn.run(device, scratch).unwrap() == first;
+                        assert!(same, "{path}: {}", case.name);
                     }
                 }
             }
@@ -122,15 +174,10 @@ mod tests {
         let mut devices: Vec<_> = paths.iter().map(|&path| CpuDevice::of(2, path).unwrap()).collect();
         let mut faults = Vec::new();
         for case in &cases::all() {
-            // The reference is slow, so the same outputs are judged once.
-            let mut judged: Vec<Vec<Tensor>> = Vec::new();
+            let drawn = DrawnCase::new(case).unwrap();
             for (device, path) in devices.iter_mut().zip(&paths) {
                 for scratch in [Scratch::Least, Scratch::Best] {
-                    let outputs = run(device, case, scratch).unwrap();
-                    if !judged.contains(&outputs) {
-                        faults.extend(case.judge(&outputs).err().map(|why| format!("{path}: {why}")));
-                        judged.push(outputs);
-                    }
+                    faults.extend(drawn.judge(device, scratch).err().map(|why| format!("{path}: {why}")));
                 }
             }
         }
@@ -142,8 +189,9 @@ mod tests {
         let wide = Instructions::available().into_iter().filter(|path| *path >= Instructions::Avx512);
         let mut devices: Vec<CpuDevice> = wide.map(|path| CpuDevice::of(2, path).unwrap()).collect();
         for case in &cases::all() {
+            let drawn = DrawnCase::new(case).unwrap();
             let mut results = devices.iter_mut().map(|device| {
-                let outputs = run(device, case, Scratch::Best).unwrap();
+                let outputs = drawn.run(device, Scratch::Best).unwrap();
                 outputs.iter().map(Tensor::to_bytes).collect::<Vec<_>>()
             });
             let Some(first) = results.next() else { return };

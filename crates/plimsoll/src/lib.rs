@@ -67,7 +67,7 @@ pub mod lora {
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
 pub mod conformance {
-    pub use plimsoll_exec::conformance::judge;
+    pub use plimsoll_exec::conformance::{DrawnCase, judge};
     pub use plimsoll_exec::random::Stream;
 
     /// The cases.

@@ -1,6 +1,7 @@
-//! Loading a base in few bits holds its codes, some rows and the scales of one weight, never the weights as floats.
+//! Loading a base in few bits holds its codes, some rows and the scales of one weight, never the weights as floats, and reports
+//! its progress.
 //!
-//! This file has a process of its own and runs one test, so the peak is that test's.
+//! This file has a process of its own and runs one test, so the peak and the reports are that test's.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -9,7 +10,7 @@ use std::path::Path;
 use plimsoll_graph::{StateKind, Type};
 use plimsoll_model::Architecture;
 use plimsoll_train::files::{Dtype, TensorSpec, TensorWriter};
-use plimsoll_train::{Config, RawConfig, Run, memory, plan_for};
+use plimsoll_train::{Config, RawConfig, Run, memory, plan_for, reading};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of the largest weight as f32.
@@ -67,7 +68,10 @@ fn loading_peaks_at_the_quantised_size_one_tensor_and_the_process() {
     assert!(quantised.bytes as f64 <= 0.130 * quantised.whole_bytes as f64, "{quantised:?}");
     let arena = planned.choice.plan.arena_bytes.0;
     let mut run = Run::start(device, planned, 0).unwrap();
+    let before = reading::steps();
     config.load(&mut run).unwrap();
+    // A watch over files would end the reading of a large base that reports no progress.
+    assert!(reading::steps() - before >= config.options.quantised.as_ref().unwrap().layers.len() as u64);
     let peak = memory::process().unwrap().peak;
     let most = arena + ONE_TENSOR + PROCESS;
     assert!(peak <= most, "peak {} MiB, arena {} MiB", peak / MIB, arena / MIB);

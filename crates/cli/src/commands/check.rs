@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use plimsoll::conformance::judge;
+use plimsoll::conformance::DrawnCase;
 use plimsoll::devices::{self, DeviceKind, Setup, Trial};
 use plimsoll::{Device, TrainError};
 
@@ -30,10 +30,14 @@ fn judge_all(args: &CheckArgs, trial: Trial) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let mut failed = 0;
     for case in &cases {
-        let verdict = devices.iter_mut().try_fold(0.0f64, |worst, device| {
-            (scratches.iter()).try_fold(worst, |worst, &scratch| {
-                judge(&mut **device, case, scratch).map(|off| worst.max(off))
-            })
+        let verdict = DrawnCase::new(case).and_then(|drawn| {
+            let mut worst = 0.0f64;
+            for device in &mut devices {
+                for &scratch in &scratches {
+                    worst = worst.max(drawn.judge(&mut **device, scratch)?);
+                }
+            }
+            Ok(worst)
         });
         let line = match verdict {
             Ok(off) => format!("ok    {:<8.1e} {}", off, case.name),

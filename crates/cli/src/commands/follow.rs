@@ -23,7 +23,7 @@ pub(crate) fn run(args: &TrainArgs, launch: &Launch) -> Result<(), Failure> {
         return Ok(());
     }
     if launch.first_here {
-        // A fault occurs again below, and is reported to rank 0 there.
+        // A failure can be ignored here: it occurs again below, where it is reported to rank 0.
         let _ = tokenise(args, launch);
     }
     let stated = args.settings.written().ok().and_then(|raw| raw.ddp_timeout).filter(|&seconds| seconds > 0);

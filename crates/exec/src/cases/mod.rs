@@ -143,7 +143,15 @@ impl Case {
     ///
     /// None for the cases of [`all`]; a case of one's own may not fit its op.
     pub fn expected(&self) -> Result<Vec<Tensor>, ExecError> {
-        let (inputs, mut outputs) = (self.tensors(), self.outputs());
+        self.result(&self.tensors(), self.outputs())
+    }
+
+    /// The reference's result on given inputs, over given contents of the outputs.
+    pub(crate) fn result(
+        &self,
+        inputs: &[Tensor],
+        mut outputs: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>, ExecError> {
         reference::eval(&self.op, &inputs.iter().collect::<Vec<_>>(), &mut outputs, &self.accumulates())?;
         Ok(outputs)
     }
@@ -156,10 +164,15 @@ impl Case {
     /// A sentence that names the element furthest off.
     pub fn judge(&self, actual: &[Tensor]) -> Result<f64, String> {
         let expected = self.expected().map_err(|error| format!("{}: {error}", self.name))?;
+        self.compare(&expected, actual)
+    }
+
+    /// As [`judge`](Self::judge), with the reference's result in hand.
+    pub(crate) fn compare(&self, expected: &[Tensor], actual: &[Tensor]) -> Result<f64, String> {
         if expected.len() != actual.len() {
             return Err(format!("{}: {} outputs, not {}", self.name, actual.len(), expected.len()));
         }
-        let (expected, actual) = (joined(&expected), joined(actual));
+        let (expected, actual) = (joined(expected), joined(actual));
         let mut worst = 0.0f64;
         for (output, (expected, actual)) in expected.iter().zip(&actual).enumerate() {
             let narrow = self.op.updates() && matches!(expected.ty.dtype, DType::Bf16 | DType::U8);

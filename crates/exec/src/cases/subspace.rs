@@ -1,4 +1,4 @@
-//! Cases of parameters in a random subspace: fewer and more coordinates than elements, and one.
+//! Cases of parameters in a random subspace: with a single coordinate, with fewer coordinates than elements, and with more.
 
 use plimsoll_graph::{DType, Op, Shape, Type};
 

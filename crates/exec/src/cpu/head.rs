@@ -240,7 +240,8 @@ impl<'a> HeadCall<'a> {
         *self.loss = (f64::from(self.scale) * total) as f32;
     }
 
-    /// Computes the logits of one chunk of rows after the other, a number for each row, and hands the chunk over.
+    /// For one chunk of rows after the other: computes the logits, lets `of_row` turn those of each row into one number, and hands
+    /// the chunk to `then`.
     fn chunk_by_chunk(
         &mut self,
         of_row: impl Fn(&Self, &mut [f32], i32) -> f32 + Sync,

@@ -93,7 +93,7 @@ pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
     Ok(())
 }
 
-/// Checks probabilities and biases beside the scores of a choice.
+/// Checks the inputs of a choice: its scores, and if biases steer it also the probabilities and the biases.
 fn check_steering(inputs: &[Type], steered: bool) -> Result<(), String> {
     if !steered {
         return operands::<1>(inputs).map(|_| ());

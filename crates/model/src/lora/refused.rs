@@ -60,7 +60,7 @@ pub(super) fn setting(name: &str, value: &serde_json::Value, way: &str) -> Strin
     }
 }
 
-/// The answer to a way of initialising that changes the model.
+/// The refusal of an adapter whose initialisation changed the weights of the model; none if its name is one that changes nothing.
 pub(super) fn beginning(name: &str) -> Option<String> {
     let plain = BEGINNINGS.contains(&name.to_lowercase().as_str());
     (!plain).then(|| {

@@ -90,7 +90,7 @@ fn identity(config: &Config, data: &Source) -> Result<Vec<String>, TrainError> {
     Ok([line("program", &program()?)].into_iter().chain(settings).chain(facts).collect())
 }
 
-/// A name and a value, which may be a file's words, as one line.
+/// A fact as one line: its name, a tab, its value. Line breaks and tabs of the value become spaces.
 fn line(name: &str, value: &str) -> String {
     format!("{name}\t{}", value.replace(['\n', '\t'], " "))
 }

@@ -19,10 +19,10 @@ use crate::optimizer::{Optimizer, OptimizerKind, Update};
 /// More bytes than anything takes.
 const ENDLESS: u64 = 1 << 60;
 
-/// Nodes of all programs that are built to look for other ways of asking. A thousand layers have 60,000 nodes, whose program
+/// The most nodes of all programs that are built to look for other ways of asking. A thousand layers have 60,000 nodes, whose program
 /// is built in half a second.
 const NODES: u64 = 160_000;
-/// Programs that one way of asking takes, for micro-batches of both ends and where there are two passes.
+/// Programs that are built to plan one other way of asking: for the smallest and the largest micro-batch, and for two passes.
 const PROGRAMS: u64 = 3;
 
 /// How many other ways of asking are worth planning for a program of so many nodes: always one, and all for short chains.

@@ -102,7 +102,7 @@ pub fn budget_for(model: &impl Model, device: &dyn Device, options: &Options) ->
     budget_with_rounding(model, device, options).map(|(budget, _)| budget)
 }
 
-/// As [`budget_for`], with the [`rounding`](Budget::rounding) that is in it.
+/// As [`budget_for`]; beside the budget, the bytes of it that are [`rounding`](Budget::rounding).
 pub(crate) fn budget_with_rounding(
     model: &impl Model,
     device: &dyn Device,

@@ -68,7 +68,7 @@ struct Merge<'a> {
     weights: ModelFolder,
     /// Changes by the name of the stored tensor.
     changes: BTreeMap<String, Change>,
-    /// Tensors of a head that the model has not.
+    /// Tensors of a head that the model lacks.
     added: Vec<TensorSpec>,
     /// Whether the table of words and the output head become two.
     untied: bool,

@@ -291,10 +291,9 @@ impl Step<'_> {
     ///
     /// # Errors
     ///
-    /// When the step has no micro-batch, or its micro-batches have another number of targets than it was begun with. When
-    /// a loss or the norm is not finite: then nothing has changed, and the
-    /// gathered gradients are forgotten. If the backward pass updates parameters, a gradient that is not finite may be
-    /// found after others have been applied; the error says so.
+    /// When the step has no micro-batch, or its micro-batches have another number of targets than it was begun with. When a loss
+    /// or the norm is not finite: then nothing has changed, and the gathered gradients are forgotten. If the backward pass
+    /// updates parameters, some may have been updated before a gradient that is not finite is found; the error says so.
     pub fn finish(mut self) -> Result<Stepped, TrainError> {
         if self.gathered == 0 {
             return Err(TrainError::Config(

@@ -89,7 +89,7 @@ impl<W: Wire> Rounds<'_, W> {
         }
     }
 
-    /// Elements of a rank's share that are there: the first and how many.
+    /// The first element of a rank's share, and the length of the share. The last shares may be shorter than the others, or empty.
     fn share_of(&self, rank: usize) -> (usize, usize) {
         let ExchangeOperands { whole, share, .. } = self.operands;
         let first = (rank * share).min(whole);

@@ -138,7 +138,7 @@ impl<W: Wire> Talk<W> {
         let (begin, mut looks) = (Instant::now(), 0);
         while let Some(rank) = late(self)? {
             self.look_after(queue)?;
-            // By the last look: a process that was stopped after it finds out at the next one.
+            // Time counts up to the last look only. A process that was itself stopped since then learns of it at its next look.
             let waited = self.last_look.saturating_duration_since(begin.max(self.went_on));
             if waiting == Waiting::Limited && waited >= self.limit {
                 let limit = self.limit.as_secs_f64();

@@ -86,7 +86,7 @@ impl LowerBound {
             let third = (high - low) / 3.0;
             if seconds(low + third) <= seconds(high - third) { high -= third } else { low += third }
         }
-        // The search ends next to the least.
+        // The search ends close to the minimum, not at it, so a little is taken off to keep this a bound.
         seconds(f64::midpoint(low, high)) * (1.0 - 1e-9)
     }
 
