@@ -9,7 +9,7 @@ f32: `apart` is the largest relative difference of a step's loss between plimsol
 process fails where it is more than 1e-5.
 
 bf16: both sides compute in bf16 and update an f32 copy of the weights, on three batches that are drawn apart. PyTorch runs in each
-of its own ways: with every backend of attention, out of transformers' own operations, and compiled, which rounds fused operations once
+of its own ways: with every backend of attention, out of transformers' own operations, and with compiled layers, which round fused operations
 where the others round each. A line for each batch has `apart`, plimsoll's difference from each way; `ways`, the differences of those ways
 from each other; and `from_f32`, how far plimsoll and each way are from PyTorch in f32. The mark is twice the largest difference
 between two backends of attention, the compiled way left out; the process fails where plimsoll is farther than that from PyTorch
@@ -146,7 +146,7 @@ def loss_of(model, body, tokens, mask, targets, labels: bool):
     """The mean loss; `body` is the model below its head where logits are to be f32."""
     if body is not None:
         # Logits that are rounded to bf16 would hide every other difference; plimsoll's are f32.
-        hidden = body(input_ids=tokens).last_hidden_state
+        hidden = body(input_ids=tokens, use_cache=False).last_hidden_state
         logits = torch.nn.functional.linear(hidden.float(), model.lm_head.weight.float()).flatten(0, -2)
     else:
         seen = {"attention_mask": mask} if labels else {}
@@ -202,13 +202,17 @@ def half_runs(model, batches, kind: str, rate: float) -> list[dict[str, list[flo
     round_weights(model)
     for way, (backend, compiled) in WAYS.items():
         model.set_attn_implementation("eager" if backend is None else "sdpa")
-        body = torch.compile(model.model, dynamic=False) if compiled else model.model
+        if compiled:
+            # Layer by layer: where the whole body is traced, transformers writes the causal mask out (before torch 2.14), and
+            # flash attention has no kernel for a mask. This way is the last, since layers stay compiled.
+            for layer in model.model.layers:
+                layer.compile(dynamic=False)
         with sdpa_kernel(backend) if backend is not None else contextlib.nullcontext():
             for losses, batch in zip(runs, batches):
                 masters = [number.clone().requires_grad_() for number in initial]
                 copy(weights, initial)
                 try:
-                    losses[way] = train(lambda: loss_of(model, body, *batch, False), weights, masters, kind, rate)
+                    losses[way] = train(lambda: loss_of(model, model.model, *batch, False), weights, masters, kind, rate)
                 except RuntimeError as error:
                     if not any(words in str(error) for words in NO_KERNEL):
                         raise

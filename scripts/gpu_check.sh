@@ -6,8 +6,9 @@
 # Programs are built elsewhere (a GPU machine may have no Rust), stripped:
 #   CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=true cargo build --release -p plimsoll-cli
 #   … cargo build --release -p plimsoll-cuda --example gpu_stages
-# Logs of the stages go to $OUT if it is set, else to ./gpu_check. The quick form ends in a minute. With
-# SANITIZER=…/compute-sanitizer (the wheel nvidia-cuda-sanitizer-api has it) the quick cases also run under its memory checker.
+# Logs of the stages go to $OUT if it is set, else to ./gpu_check. The quick form ends in a minute. The quick cases also run under
+# the memory checker of compute-sanitizer: $SANITIZER, or the one on the PATH, of a toolkit or of Python's packages (the wheel
+# nvidia-cuda-sanitizer-api has it); SANITIZER=none leaves it out. Folders of runs, gigabytes each, go to memory where it has room.
 set -u
 quick=0
 if [ "${1:-}" = --quick ]; then quick=1; shift; fi
@@ -17,6 +18,31 @@ mkdir -p "$logs"
 cache=$(mktemp -d)
 export XDG_CACHE_HOME=$cache
 failed=0
+
+# roomy FOLDER: whether the folder has room for a model of a billion parameters with two checkpoints.
+roomy() {
+    local free
+    free=$(df --output=avail -B1G "$1" 2> /dev/null | tail -n 1)
+    [ "${free:-0}" -ge "${ROOM_GB:-24}" ]
+}
+
+# Where folders of runs lie: a disk may take a minute for one that memory takes in a second.
+runs=$cache
+if roomy "${MEMORY_FOLDER:-/dev/shm}"; then runs=$(mktemp -d "${MEMORY_FOLDER:-/dev/shm}/gpu_check.XXXXXX"); fi
+trap 'rm -rf "$cache" "$runs"' EXIT
+
+# sanitizer: the path of compute-sanitizer, or nothing.
+sanitizer() {
+    local found
+    if [ -n "${SANITIZER:-}" ]; then
+        [ "$SANITIZER" = none ] || echo "$SANITIZER"
+        return
+    fi
+    for found in "$(command -v compute-sanitizer)" "${CUDA_HOME:-/usr/local/cuda}"/bin/compute-sanitizer \
+        "$(dirname "$(command -v python3)")"/../lib/python3*/site-packages/nvidia/*/bin/compute-sanitizer; do
+        if [ -x "$found" ]; then echo "$found"; return; fi
+    done
+}
 
 # stage NAME SECONDS COMMAND…: a line of JSON with its status and seconds; the last lines of its log where it fails.
 stage() {
@@ -40,22 +66,16 @@ stage() {
     fi
 }
 
-# kept NAME ARGUMENTS…: a run of random weights, and of random tokens unless --data says otherwise, within the stage's limit.
-# Its steps are in $cache/NAME.json, its folder is $cache/NAME.
-kept() {
+# train NAME ARGUMENTS…: a run of random weights, and of random tokens unless --data says otherwise, within the stage's limit.
+# Its steps are in $cache/NAME.json; it writes no folder.
+train() {
     local name=$1
     shift
-    timeout "$limit" "$folder/plimsoll" train --seed 1 --logging-steps 1 --json --report-to none --output-dir "$cache/$name" "$@" \
-        > "$cache/$name.json"
+    timeout "$limit" "$folder/plimsoll" train --seed 1 --logging-steps 1 --json --report-to none "$@" > "$cache/$name.json"
 }
 
-# train NAME ARGUMENTS…: the same without the folder, which may be large.
-train() {
-    kept "$@"
-    local status=$?
-    rm -rf "${cache:?}/$1"
-    return "$status"
-}
+# kept NAME ARGUMENTS…: the same with the folder $runs/NAME.
+kept() { train "$@" --output-dir "$runs/$1"; }
 
 # field NAME KEY: that number of every step of a run.
 field() { grep '"loss"' "$cache/$1.json" | grep -o "\"$2\":[0-9.e+-]*" | cut -d: -f2; }
@@ -94,8 +114,9 @@ resume() {
     for first in cpu cuda; do
         if [ "$first" = cpu ]; then second=cuda; else second=cpu; fi
         kept "begun-$first" "${common[@]}" --device "$first" --stop-after 5 || return 1
-        mv "$cache/begun-$first" "$cache/resumed-$second"
-        train "resumed-$second" "${common[@]}" --device "$second" --resume latest || return 1
+        mv "$runs/begun-$first" "$runs/resumed-$second"
+        kept "resumed-$second" "${common[@]}" --device "$second" --resume latest || return 1
+        rm -rf "${runs:?}/resumed-$second"
         same "tiny $first, then $second" 10 whole "begun-$first+resumed-$second" || return 1
     done
 }
@@ -106,10 +127,10 @@ generate() {
     for _ in $(seq 200); do echo "the keel of a ship is laid first, and the planks follow the frames."; done > "$cache/text.txt"
     kept writer --model tiny --seq-len 64 --data "$cache/text.txt" --max-steps 60 --global-batch 8 --memory 4GiB --device cuda || return 1
     for device in cpu cuda; do
-        timeout "$limit" "$folder/plimsoll" generate --model "$cache/writer" --prompt "the keel" --temperature 0 --max-new-tokens 40 \
+        timeout "$limit" "$folder/plimsoll" generate --model "$runs/writer" --prompt "the keel" --temperature 0 --max-new-tokens 40 \
             --device "$device" --memory 4GiB > "$cache/text-$device" || return 1
     done
-    rm -rf "${cache:?}/writer"
+    rm -rf "${runs:?}/writer"
     # Bytes that are no text must not break the line.
     printf '{"bytes":%d,"same":%s}\n' "$(wc -c < "$cache/text-cpu")" "$(cmp -s "$cache/text-cpu" "$cache/text-cuda" && echo true || echo false)"
     [ -s "$cache/text-cpu" ] && cmp "$cache/text-cpu" "$cache/text-cuda"
@@ -123,10 +144,10 @@ deterministic() {
     for name in none again full budget; do
         read -ra how <<< "${ways[$name]}"
         kept "bits-$name" --max-steps 3 --global-batch 8 --micro-batch 2 --device cuda --full-determinism "${how[@]}" "$@" || return 1
-        hash=$(cat "$cache/bits-$name"/model*.safetensors | sha256sum | cut -d' ' -f1)
+        hash=$(cat "$runs/bits-$name"/model*.safetensors | sha256sum | cut -d' ' -f1)
         local bytes
-        bytes=$(cat "$cache/bits-$name"/model*.safetensors | wc -c)
-        rm -rf "${cache:?}/bits-$name"
+        bytes=$(cat "$runs/bits-$name"/model*.safetensors | wc -c)
+        rm -rf "${runs:?}/bits-$name"
         printf '{"way":"%s","bytes":%d,"sha256":"%s"}\n' "$name" "$bytes" "$hash"
         [ "$bytes" -gt 0 ] || return 1
         first=${first:-$hash}
@@ -137,10 +158,13 @@ deterministic() {
 # budget GIB STEPS ARGUMENTS…: the driver's count of the card stays below the budget and is one number from the second step
 # on, with an evaluation and a save between; the arena is used to the planned byte.
 budget() {
-    local gib=$1 steps=$2
+    local gib=$1 steps=$2 status
     shift 2
-    train "budget-$gib" --memory "${gib}GiB" --max-steps "$steps" --device cuda --eval-steps 5 --max-eval-samples 8 --save-steps 10 \
-        --save-total-limit 1 "$@" || return 1
+    kept "budget-$gib" --memory "${gib}GiB" --max-steps "$steps" --device cuda --eval-steps 5 --max-eval-samples 8 --save-steps 10 \
+        --save-total-limit 1 "$@"
+    status=$?
+    rm -rf "${runs:?}/budget-$gib"
+    [ "$status" -eq 0 ] || return 1
     field "budget-$gib" memory_bytes | tail -n +2 | sort -n | uniq | awk -v gib="$gib" \
         -v planned="$(ended "budget-$gib" planned_peak_bytes)" -v used="$(ended "budget-$gib" measured_peak_bytes)" '
         { most = $1 }
@@ -176,6 +200,7 @@ speed() {
     field "speed-$gib" tokens_per_second | sort -n | tail -n 1 | awk -v gib="$gib" -v least="$least" '
         { printf "{\"budget_gib\":%s,\"tokens_per_second\":%.0f,\"wanted\":%s}\n", gib, $1, least; exit !($1 >= least) }'
 }
+
 # small MIB: the program as it is carried here, without its debug information, takes no more.
 small() {
     local bytes
@@ -205,17 +230,19 @@ if [ "$quick" = 0 ] && grep -qE '^([0-9]+) of \1 cases hold' "$logs/conformance.
 fi
 stage faults 60 "$folder/gpu_stages" faults "$cache/plimsoll/cubin"
 stage draws 60 "$folder/gpu_stages" draws "$cache/plimsoll/cubin"
+stage lost 60 "$folder/gpu_stages" lost "$cache/plimsoll/cubin"
 stage ranks 60 "$folder/gpu_stages" ranks "$cache/plimsoll/cubin"
 cat "$logs/ranks.log"
 stage memory 60 "$folder/gpu_stages" memory "$cache/plimsoll/cubin"
 cat "$logs/memory.log"
-if [ -n "${SANITIZER:-}" ]; then
+checker=$(sanitizer)
+if [ -n "$checker" ]; then
     # A kernel is looked for in one module after the other: that a call finds none is no error of ours.
-    memcheck=("$SANITIZER" --tool memcheck --report-api-errors no --error-exitcode 9)
+    memcheck=("$checker" --tool memcheck --report-api-errors no --error-exitcode 9)
     stage memcheck 400 "${memcheck[@]}" "$folder/plimsoll" check --device cuda --quick
     tail -n 1 "$logs/memcheck.log"
 else
-    echo '{"stage":"memcheck","status":"NOT RUN","why":"SANITIZER is not set"}'
+    echo '{"stage":"memcheck","status":"NOT RUN","why":"no compute-sanitizer was found; SANITIZER can name one"}'
 fi
 stage parity-tiny 60 parity tiny
 tail -n 1 "$logs/parity-tiny.log"
@@ -258,6 +285,5 @@ if [ "$quick" = 0 ]; then
     stage plans 240 "$folder/gpu_stages" plans "$cache/plimsoll/cubin"
     cat "$logs/plans.log"
 fi
-rm -rf "$cache"
 printf '{"stage":"all","failed":%d}\n' "$failed"
 exit "$((failed > 0))"

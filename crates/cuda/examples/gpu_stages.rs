@@ -1,7 +1,7 @@
 //! Questions to a GPU beside the conformance cases: numbers drawn on it, the memory it takes, rates of products.
 //!
-//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory`, `products`, `attention`, `experts`,
-//! `plans`, `ranks`, or `kernels`, which only tells their fingerprints. Each result is one line of JSON;
+//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `lost`, `memory`, `products`, `attention`,
+//! `experts`, `plans`, `ranks`, or `kernels`, which only tells their fingerprints. Each result is one line of JSON;
 //! the program fails when one is wrong. `scripts/gpu_check.sh` runs it with time limits.
 #![allow(clippy::print_stdout, reason = "an example that reports")]
 
@@ -22,13 +22,14 @@ fn main() -> Result<(), ExecError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [stage, cache] = &arguments[..] else {
         return Err(ExecError::Mismatch(
-            "usage: gpu_stages faults|draws|memory|products|attention|experts|plans|ranks|kernels CACHE-FOLDER"
+            "usage: gpu_stages faults|draws|lost|memory|products|attention|experts|plans|ranks|kernels CACHE-FOLDER"
                 .into(),
         ));
     };
     match stage.as_str() {
         "faults" => faults(&mut open(cache)?),
         "draws" => draws(&mut open(cache)?),
+        "lost" => lost(&mut open(cache)?),
         "memory" => memory(cache),
         "products" => products(&mut open(cache)?),
         "attention" => attention(&mut open(cache)?),
@@ -109,6 +110,35 @@ fn draws(device: &mut CudaDevice) -> Result<(), ExecError> {
     if other > 0 { Err(ExecError::Device(format!("{other} numbers differ from the CPU's"))) } else { Ok(()) }
 }
 
+/// A product of square matrices.
+fn square(size: usize, dtype: DType) -> Signature {
+    let ([m, n, k], dtypes) = ([size; 3], [dtype; 3]);
+    let (transpose_a, transpose_b, addend) = (false, true, Addend::None);
+    Signature { m, n, k, batch: 1, transpose_a, transpose_b, dtypes, addend, alignment: 256 }
+}
+
+/// A GPU that is lost: after a product on addresses without memory each call says so, and the process ends by itself.
+fn lost(device: &mut CudaDevice) -> Result<(), ExecError> {
+    const ARENA: u64 = 64 << 20;
+    take(device, ARENA)?;
+    let (signature, outside) = (square(1024, DType::Bf16), Place(ARENA));
+    let product =
+        Product { signature, a: outside, b: outside, c: outside, addend: None, workspace: Place(32 << 20) };
+    let faults = [
+        device.time_product(&product, 1).map(drop),
+        device.read(0, &mut [0; 4]),
+        device.write(0, &[0; 4]),
+        device.pool().map(drop),
+    ];
+    for fault in faults {
+        println!("{{\"stage\":\"lost\",\"found\":{fault:?}}}");
+        if !matches!(&fault, Err(ExecError::Device(why)) if why.starts_with("the GPU failed: ")) {
+            return Err(ExecError::Mismatch(format!("{fault:?} of a GPU that is lost")));
+        }
+    }
+    Ok(())
+}
+
 /// Bytes of the card that the process takes, before and with an arena.
 fn memory(cache: &str) -> Result<(), ExecError> {
     let mut device = open(cache)?;
@@ -176,22 +206,12 @@ fn products(device: &mut CudaDevice) -> Result<(), ExecError> {
             );
         }
     }
-    let signature = Signature {
-        m: 8192,
-        n: 8192,
-        k: 8192,
-        batch: 1,
-        transpose_a: false,
-        transpose_b: true,
-        dtypes: [DType::F32; 3],
-        addend: Addend::None,
-        alignment: 256,
-    };
     for place in [places[0], places[1]] {
         let numbers = Draw { init: &Init::Normal(1.0), name: "numbers", seed: 1 };
         device.draw_part(&numbers, (place.0, DType::F32), (0, 1 << 27))?;
     }
     let [a, b, c] = places;
+    let signature = square(8192, DType::F32);
     let seconds = device.time_product(&Product { signature, a, b, c, addend: None, workspace }, 3)?;
     println!(
         "{{\"stage\":\"products\",\"what\":\"f32 8192\",\"tflops\":{:.1}}}",

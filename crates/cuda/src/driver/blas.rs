@@ -49,7 +49,7 @@ struct Chosen {
 impl Blas {
     pub(crate) fn new(context: &Arc<Context>, libraries: &Libraries, tf32: bool) -> Result<Blas, ExecError> {
         context.enter()?;
-        let library = CublasLt::open(libraries)?;
+        let library = CublasLt::open(context, libraries)?;
         let whole =
             if tf32 { Arithmetic::CUBLAS_COMPUTE_32F_FAST_TF32 } else { Arithmetic::CUBLAS_COMPUTE_32F };
         Ok(Blas { context: Arc::clone(context), library, whole, chosen: Mutex::default() })

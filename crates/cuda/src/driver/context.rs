@@ -110,6 +110,14 @@ impl Context {
         unsafe { ok(cuda::cuCtxSetCurrent(self.context), "entering the GPU's context") }
     }
 
+    /// The error of a library that did not open, which may be newer than the driver.
+    pub(super) fn perhaps_older_than(&self, library: &str, error: &ExecError) -> ExecError {
+        let version = version_text(self.card.driver as usize, 1000, 10);
+        ExecError::Device(format!(
+            "{error}; the driver speaks CUDA {version}: if {library} is newer, update the driver"
+        ))
+    }
+
     /// The GPU's number.
     pub(crate) fn device(&self) -> cuda::CUdevice {
         self.device

@@ -14,13 +14,18 @@ use sys::cublasLtMatrixLayoutAttribute_t as OfLayout;
 
 use super::libraries::{Refusal, Wanted};
 use super::symbols::named;
-use super::{Libraries, version_text};
+use super::{Context, Libraries, version_text};
 
 /// The oldest version of the generation that the drivers we run on load, as 10,000 · major + 100 · minor.
 const OLDEST: usize = 120_000;
 
-const CUBLASLT: Wanted =
-    Wanted { name: "cuBLASLt", package: "nvidia-cublas", file: "libcublasLt.so", before: None };
+const CUBLASLT: Wanted = Wanted {
+    name: "cuBLASLt",
+    package: "nvidia-cublas",
+    file: "libcublasLt.so",
+    before: None,
+    otherwise: "",
+};
 
 pub(super) type Handle = sys::cublasLtHandle_t;
 pub(super) type Description = sys::cublasLtMatmulDesc_t;
@@ -136,7 +141,7 @@ pub(super) struct Operands {
     pub(super) beta: f32,
 }
 
-/// The library, open on the GPU whose context was current.
+/// The library, open on a GPU.
 #[derive(Debug)]
 pub(super) struct CublasLt {
     functions: Functions,
@@ -150,11 +155,12 @@ impl CublasLt {
     /// # Errors
     ///
     /// When there is none, with the reason and the way out, or it refuses to open.
-    pub(super) fn open(libraries: &Libraries) -> Result<CublasLt, ExecError> {
+    pub(super) fn open(context: &Context, libraries: &Libraries) -> Result<CublasLt, ExecError> {
         let (functions, version) = libraries.first_usable(&CUBLASLT, usable)?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: an out-parameter that lives here.
-        functions.ok(unsafe { (functions.create)(&raw mut handle) }, "opening")?;
+        let status = unsafe { (functions.create)(&raw mut handle) };
+        functions.ok(status, "opening").map_err(|error| context.perhaps_older_than(CUBLASLT.name, &error))?;
         Ok(CublasLt { functions, handle, version })
     }
 

@@ -14,11 +14,20 @@ use std::sync::Arc;
 use libloading::os::unix::Library as Shared;
 use plimsoll_exec::ExecError;
 
+use super::libraries::{Refusal, Wanted};
 use super::symbols::named;
 use super::{Context, Libraries, Stream, version_text};
 
 /// The oldest version whose graphs were tried. Forward attention of 9.10.0 and 9.10.1 is known to be wrong.
 const OLDEST: usize = 91_400;
+
+const CUDNN: Wanted = Wanted {
+    name: "cuDNN",
+    package: "nvidia-cudnn-cu13",
+    file: "libcudnn.so.9",
+    before: None,
+    otherwise: ", or uninstall it, and attention runs in slower kernels that need no library",
+};
 
 /// Kinds of descriptors.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +128,7 @@ type Raw = *mut c_void;
 type Status = c_int;
 
 /// The functions, by the names they have in the library.
+#[derive(Clone, Copy)]
 struct Functions {
     get_version: unsafe extern "C" fn() -> usize,
     create: unsafe extern "C" fn(*mut Raw) -> Status,
@@ -131,60 +141,40 @@ struct Functions {
     get_attribute: unsafe extern "C" fn(Raw, c_int, c_int, i64, *mut i64, *mut c_void) -> Status,
     finalize: unsafe extern "C" fn(Raw) -> Status,
     execute: unsafe extern "C" fn(Raw, Raw, Raw) -> Status,
-    /// Keeps the addresses above alive.
-    _library: Shared,
 }
 
 impl Functions {
-    fn find(library: Shared) -> Result<Functions, &'static str> {
+    /// The functions of a library, or the name of the first that it lacks.
+    fn find(library: &Shared) -> Result<Functions, &'static str> {
         // SAFETY: the types are those of the library's headers.
         unsafe {
             Ok(Functions {
-                get_version: named(&library, "cudnnGetVersion")?,
-                create: named(&library, "cudnnCreate")?,
-                destroy: named(&library, "cudnnDestroy")?,
-                set_stream: named(&library, "cudnnSetStream")?,
-                last_error: named(&library, "cudnnGetLastErrorString")?,
-                create_descriptor: named(&library, "cudnnBackendCreateDescriptor")?,
-                destroy_descriptor: named(&library, "cudnnBackendDestroyDescriptor")?,
-                set_attribute: named(&library, "cudnnBackendSetAttribute")?,
-                get_attribute: named(&library, "cudnnBackendGetAttribute")?,
-                finalize: named(&library, "cudnnBackendFinalize")?,
-                execute: named(&library, "cudnnBackendExecute")?,
-                _library: library,
+                get_version: named(library, "cudnnGetVersion")?,
+                create: named(library, "cudnnCreate")?,
+                destroy: named(library, "cudnnDestroy")?,
+                set_stream: named(library, "cudnnSetStream")?,
+                last_error: named(library, "cudnnGetLastErrorString")?,
+                create_descriptor: named(library, "cudnnBackendCreateDescriptor")?,
+                destroy_descriptor: named(library, "cudnnBackendDestroyDescriptor")?,
+                set_attribute: named(library, "cudnnBackendSetAttribute")?,
+                get_attribute: named(library, "cudnnBackendGetAttribute")?,
+                finalize: named(library, "cudnnBackendFinalize")?,
+                execute: named(library, "cudnnBackendExecute")?,
             })
         }
     }
 }
 
-/// The functions of a library and its version.
-///
-/// # Errors
-///
-/// When graphs of that version were not tried.
-fn usable(library: Shared) -> Result<(Functions, usize), ExecError> {
-    let functions = Functions::find(library).map_err(|_| {
-        ExecError::Unsupported(format!("this cuDNN has no attention by graphs; {}", update()))
-    })?;
+/// The functions of a library and its version, if graphs of that version were tried.
+fn usable(library: &Shared) -> Result<(Functions, usize), Refusal> {
+    let functions = Functions::find(library).map_err(Refusal::Lacks)?;
     // SAFETY: no operands.
     let version = unsafe { (functions.get_version)() };
-    if version >= OLDEST {
-        return Ok((functions, version));
+    if version < OLDEST {
+        let text = |version| version_text(version, 10_000, 100);
+        return Err(Refusal::Old { version: text(version), oldest: text(OLDEST) });
     }
-    Err(ExecError::Unsupported(format!(
-        "cuDNN {} is too old for attention; {}",
-        version_text(version, 10_000, 100),
-        update()
-    )))
-}
-
-/// The way out for a library that cannot be used.
-fn update() -> String {
-    format!(
-        "version {} or newer is wanted: pip install --upgrade nvidia-cudnn-cu13, or uninstall it, and attention runs in \
-         slower kernels that need no library",
-        version_text(OLDEST, 10_000, 100)
-    )
+    Ok((functions, version))
 }
 
 /// The GPU that plans are made for.
@@ -214,25 +204,24 @@ unsafe impl Send for Cudnn {}
 unsafe impl Sync for Cudnn {}
 
 impl Cudnn {
-    /// Opens the library, if there is one.
+    /// Opens the first library that can be used, if there is one.
     ///
     /// # Errors
     ///
-    /// When it is there and is too old or refuses to open.
+    /// When there are only libraries that cannot be used, or it refuses to open.
     pub(crate) fn open(
         context: &Arc<Context>,
         libraries: &Libraries,
         stream: &Stream,
     ) -> Result<Option<Arc<Cudnn>>, ExecError> {
-        let Some(library) = libraries.attention() else { return Ok(None) };
-        let (functions, version) = usable(library)?;
+        let Some((functions, version)) = libraries.optional(&CUDNN, usable)? else { return Ok(None) };
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: an out-parameter that lives here.
         let status = unsafe { (functions.create)(&raw mut handle) };
         let target = Target::Open { handle, context: Arc::clone(context) };
         let cudnn = Cudnn { functions, target, version };
-        cudnn.ok(status, "opening")?;
+        cudnn.ok(status, "opening").map_err(|error| context.perhaps_older_than(CUDNN.name, &error))?;
         // SAFETY: handle and stream live; the device drops this before its stream.
         let status = unsafe { (cudnn.functions.set_stream)(handle, stream.raw().cast()) };
         cudnn.ok(status, "taking the stream")?;
@@ -245,14 +234,14 @@ impl Cudnn {
     ///
     /// When there is no library that can be used.
     pub(crate) fn described(libraries: &Libraries, text: &str) -> Result<Arc<Cudnn>, ExecError> {
-        let library = libraries.attention_without_gpu().ok_or_else(|| {
+        let found = if libraries.stand_ins() { libraries.optional(&CUDNN, usable)? } else { None };
+        let (functions, version) = found.ok_or_else(|| {
             ExecError::Unsupported(
                 "plans without a GPU need folders with cuDNN (libcudnn.so.9) and with stand-ins for driver and compiler; \
                  scripts/attention_plans.sh makes them"
                     .into(),
             )
         })?;
-        let (functions, version) = usable(library)?;
         Ok(Arc::new(Cudnn { functions, target: Target::Described(text.to_owned()), version }))
     }
 

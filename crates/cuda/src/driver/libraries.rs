@@ -78,25 +78,8 @@ impl Libraries {
         wanted: &Wanted,
         usable: impl Fn(&Library) -> Result<T, Refusal>,
     ) -> Result<T, ExecError> {
-        let mut refused = None;
-        for path in self.candidates(wanted) {
-            if let (Some(folder), Some(before)) = (path.parent(), wanted.before) {
-                open_all(folder, before);
-            }
-            // SAFETY: a library of CUDA, whose initialisers do no harm.
-            let Ok(library) = (unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }) else {
-                continue;
-            };
-            match usable(&library) {
-                Ok(found) => {
-                    // The program uses functions of the library until it ends.
-                    std::mem::forget(library);
-                    return Ok(found);
-                }
-                Err(why) => refused = refused.or_else(|| Some(wanted.refused(&path, &why))),
-            }
-        }
-        Err(refused.unwrap_or_else(|| self.missing(wanted)))
+        let found = first_of(self.candidates(wanted), wanted, usable)?;
+        found.ok_or_else(|| self.missing(wanted))
     }
 
     /// Names of a library on the loader's path, then its files in the folders.
@@ -115,14 +98,19 @@ impl Libraries {
         ))
     }
 
-    /// cuDNN, where there is one: first in the folders, since the system's may be older.
-    pub(super) fn attention(&self) -> Option<Library> {
-        let files = self.folders.iter().flat_map(|folder| within(folder, |name| name == "libcudnn.so.9"));
-        let named = [PathBuf::from("libcudnn.so.9")];
-        files.chain(named).find_map(|path| {
-            // SAFETY: a library of CUDA, which is never closed while its functions are in use.
-            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.ok()
-        })
+    /// As [`first_usable`](Self::first_usable) for a library that a run can do without, whose file has this very name;
+    /// `None` where no file can be opened. Folders come first, since the system's library may be older.
+    ///
+    /// # Errors
+    ///
+    /// When there are only files that `usable` refuses, with the first of them.
+    pub(super) fn optional<T>(
+        &self,
+        wanted: &Wanted,
+        usable: impl Fn(&Library) -> Result<T, Refusal>,
+    ) -> Result<Option<T>, ExecError> {
+        let files = self.folders.iter().flat_map(|folder| within(folder, |name| name == wanted.file));
+        first_of(files.chain([PathBuf::from(wanted.file)]), wanted, usable)
     }
 
     /// NCCL, where there is one.
@@ -134,13 +122,11 @@ impl Libraries {
         })
     }
 
-    /// cuDNN on a driver and a compiler that one of the folders holds in place of the machine's. Plans can be made with
-    /// it, and nothing can run.
-    pub(super) fn attention_without_gpu(&self) -> Option<Library> {
-        // cuDNN opens these two libraries by name, and finds those that are loaded already.
-        let stand_ins = ["libcuda.so.1", "libnvrtc.so.13"];
-        self.folders.iter().find(|folder| stand_ins.iter().all(|file| open_all(folder, file)))?;
-        self.attention()
+    /// Opens stand-ins for driver and compiler that one of the folders holds, and tells whether there are any. cuDNN opens both by
+    /// name, and finds those that are loaded already; it can then make plans, and run none.
+    pub(super) fn stand_ins(&self) -> bool {
+        let files = ["libcuda.so.1", "libnvrtc.so.13"];
+        self.folders.iter().any(|folder| files.iter().all(|file| open_all(folder, file)))
     }
 }
 
@@ -155,6 +141,8 @@ pub(super) struct Wanted {
     pub(super) file: &'static str,
     /// Files that must be loaded first.
     pub(super) before: Option<&'static str>,
+    /// What else can be done about a library that cannot be used, as the end of a sentence; empty if nothing can.
+    pub(super) otherwise: &'static str,
 }
 
 /// Why a library cannot be used.
@@ -185,7 +173,7 @@ impl fmt::Display for Refusal {
 impl Wanted {
     /// The command that brings one that works.
     pub(super) fn way_out(&self) -> String {
-        format!("pip install --upgrade {}", self.package)
+        format!("pip install --upgrade {}{}", self.package, self.otherwise)
     }
 
     /// The error for a library that cannot be used.
@@ -196,6 +184,33 @@ impl Wanted {
             "{path} cannot be used as {name}: {why}; to install one that works: {way_out}"
         ))
     }
+}
+
+/// The result of `usable` for the first of the files that it accepts, which is never closed; `None` if none can be opened.
+fn first_of<T>(
+    files: impl IntoIterator<Item = PathBuf>,
+    wanted: &Wanted,
+    usable: impl Fn(&Library) -> Result<T, Refusal>,
+) -> Result<Option<T>, ExecError> {
+    let mut refused = None;
+    for path in files {
+        if let (Some(folder), Some(before)) = (path.parent(), wanted.before) {
+            open_all(folder, before);
+        }
+        // SAFETY: a library of CUDA, whose initialisers do no harm.
+        let Ok(library) = (unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }) else {
+            continue;
+        };
+        match usable(&library) {
+            Ok(found) => {
+                // The program uses functions of the library until it ends.
+                std::mem::forget(library);
+                return Ok(Some(found));
+            }
+            Err(why) => refused = refused.or_else(|| Some(wanted.refused(&path, &why))),
+        }
+    }
+    refused.map_or(Ok(None), Err)
 }
 
 /// Files of a folder whose name begins with `file`.
@@ -231,8 +246,13 @@ mod tests {
         assert!(library_folders(Some(root.path()), &[]).contains(&lib));
     }
 
-    const STAND_IN: Wanted =
-        Wanted { name: "Foo", package: "nvidia-foo", file: "libplimsoll_foo.so", before: None };
+    const STAND_IN: Wanted = Wanted {
+        name: "Foo",
+        package: "nvidia-foo",
+        file: "libplimsoll_foo.so",
+        before: None,
+        otherwise: "",
+    };
 
     #[test]
     fn a_missing_library_is_named_with_the_package_that_brings_it() {

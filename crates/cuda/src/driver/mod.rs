@@ -54,9 +54,9 @@ use plimsoll_exec::ExecError;
 fn ok(result: cuda::CUresult, doing: &str) -> Result<(), ExecError> {
     match result {
         cuda::CUresult::CUDA_SUCCESS => Ok(()),
-        cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            Err(ExecError::Memory(format!("the GPU has no memory left: {doing} failed")))
-        }
+        cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(ExecError::Memory(format!(
+            "the GPU has no memory left: {doing} failed; end what else uses the GPU (nvidia-smi lists it)"
+        ))),
         other => Err(ExecError::Device(format!("the GPU failed: {doing}: {}", words(other)))),
     }
 }
@@ -83,5 +83,77 @@ mod tests {
         assert_eq!(version_text(91_900, 10_000, 100), "9.19.0");
         assert_eq!(version_text(130_102, 10_000, 100), "13.1.2");
         assert_eq!(version_text(12_080, 1000, 10), "12.8");
+    }
+
+    /// Functions of the driver that are called without a look at its version: drivers of CUDA 12.0 have them.
+    const OLD_ENOUGH: [&str; 49] = [
+        "cuCtxSetCurrent",
+        "cuCtxSetLimit",
+        "cuCtxSynchronize",
+        "cuDeviceGet",
+        "cuDeviceGetAttribute",
+        "cuDeviceGetCount",
+        "cuDeviceGetName",
+        "cuDevicePrimaryCtxRelease_v2",
+        "cuDevicePrimaryCtxRetain",
+        "cuDeviceTotalMem_v2",
+        "cuDriverGetVersion",
+        "cuEventCreate",
+        "cuEventDestroy_v2",
+        "cuEventRecord",
+        "cuEventSynchronize",
+        "cuFuncSetAttribute",
+        "cuGraphDestroy",
+        "cuGraphExecDestroy",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",
+        "cuGraphUpload",
+        "cuInit",
+        "cuLaunchKernel",
+        "cuMemAddressFree",
+        "cuMemAddressReserve",
+        "cuMemAlloc_v2",
+        "cuMemCreate",
+        "cuMemFreeHost",
+        "cuMemFree_v2",
+        "cuMemGetAllocationGranularity",
+        "cuMemGetInfo_v2",
+        "cuMemHostAlloc",
+        "cuMemMap",
+        "cuMemRelease",
+        "cuMemSetAccess",
+        "cuMemUnmap",
+        "cuMemcpyDtoDAsync_v2",
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuMemsetD8Async",
+        "cuMemsetD8_v2",
+        "cuModuleGetFunction",
+        "cuModuleLoadData",
+        "cuModuleUnload",
+        "cuStreamBeginCapture_v2",
+        "cuStreamCreate",
+        "cuStreamDestroy_v2",
+        "cuStreamEndCapture",
+        "cuStreamSynchronize",
+    ];
+
+    #[test]
+    fn functions_that_the_oldest_driver_lacks_are_called_behind_a_look_at_its_version() {
+        // `cudarc` panics where a driver lacks a function.
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/driver");
+        let mut called = std::collections::BTreeSet::new();
+        for file in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let text = std::fs::read_to_string(file).unwrap_or_default();
+            let named = text
+                .split("cuda::cu")
+                .skip(1)
+                .filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next());
+            called.extend(
+                named.filter(|name| name.starts_with(char::is_uppercase)).map(|name| format!("cu{name}")),
+            );
+        }
+        assert!(called.remove("cuFuncLoad"), "behind `LOADS_FUNCTIONS`");
+        assert_eq!(called.iter().map(String::as_str).collect::<Vec<_>>(), OLD_ENOUGH);
     }
 }

@@ -9,7 +9,7 @@ use cuda::CUfunction_attribute as Attribute;
 use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
-use super::{Compiled, Context, Stream, ok, version_text};
+use super::{Compiled, Context, Stream, ok};
 use crate::lower::{Check, Launch, Place};
 
 /// Shared memory that a kernel may use without asking.
@@ -66,12 +66,8 @@ impl Modules {
             let mut module = std::ptr::null_mut();
             // SAFETY: a whole cubin, which the driver copies.
             let loaded = unsafe { cuda::cuModuleLoadData(&raw mut module, compiled.code.as_ptr().cast()) };
-            ok(loaded, &format!("loading the kernels of {}.cu", compiled.name)).map_err(|error| {
-                let version = version_text(context.card.driver as usize, 1000, 10);
-                ExecError::Device(format!(
-                    "{error}; the driver speaks CUDA {version}: if NVRTC is newer, update the driver"
-                ))
-            })?;
+            ok(loaded, &format!("loading the kernels of {}.cu", compiled.name))
+                .map_err(|error| context.perhaps_older_than("NVRTC", &error))?;
             Ok(module)
         };
         let modules = compiled.iter().map(load).collect::<Result<Vec<_>, ExecError>>()?;

@@ -24,6 +24,7 @@ const NVRTC: Wanted = Wanted {
     file: "libnvrtc.so",
     // NVRTC opens its builtins by name, so they must be loaded first.
     before: Some("libnvrtc-builtins.so"),
+    otherwise: "",
 };
 
 type Raw = *mut c_void;
