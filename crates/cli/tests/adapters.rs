@@ -361,6 +361,10 @@ fn an_adapter_of_a_module_that_can_have_none_here_is_refused_with_a_way_that_kee
         home.refused(generate, &expected);
     }
     home.copy("lora/llama", "adapter");
+    fs::rename(home.path("adapter/adapter_model.safetensors"), home.path("adapter/adapter_model.bin"))
+        .unwrap();
+    home.refused(generate, "adapter holds pickled weights only; have PEFT write them anew (`PeftModel.from_pretrained(base, adapter).save_pretrained(folder)`) and give that folder");
+    home.copy("lora/llama", "adapter");
     for (saved, module) in [("lm_head", "lm_head"), ("embed_tokens", "model.embed_tokens")] {
         home.set("adapter/adapter_config.json", "modules_to_save", json!([saved]));
         let expected = format!(
