@@ -23,5 +23,5 @@ pub(crate) fn environment() -> Environment {
 /// The longest silence of a run.
 pub(crate) fn longest_silence() -> Duration {
     let seconds = variable(LONGEST_SILENCE).and_then(|seconds| seconds.parse().ok());
-    seconds.map_or(LONGEST, Duration::from_secs)
+    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or(LONGEST)
 }

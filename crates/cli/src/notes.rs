@@ -19,6 +19,11 @@ fn line(note: &Note) -> String {
             )
         }
         Note::UntaughtSamples { count, seq_len } => Note::untaught(*count, *seq_len, "--seq-len"),
+        Note::UnreadLabels => {
+            "the samples have a `label` that is not read, since hidden words are learned; with \
+                               `--task classify` the labels are learned"
+                .into()
+        }
         Note::NothingToShow => {
             "--show-samples shows nothing, since this run's ids are made up and stand for no text; \
                                 give --data to see samples"

@@ -261,7 +261,7 @@ impl fmt::Display for WithFlags<'_> {
             TrainError::Config(why) | TrainError::Output(why) => f.write_str(why),
             TrainError::Graph(error) => error.fmt(f),
             TrainError::Budget { budget, smallest, lacking, .. } => {
-                let needed = Size { bytes: smallest.arena_bytes.process(budget.outside).0 };
+                let needed = Size { bytes: smallest.arena_bytes.process(budget.outside).0 }.at_least();
                 write!(f, "the smallest plan needs {needed}, the budget is {}", budget.described())?;
                 lacking.as_ref().map_or(Ok(()), |lacking| write!(f, "; {lacking}"))
             }

@@ -61,9 +61,15 @@ fn stays_bounded(layers: usize) {
     let adapted = lora.adapt(&graph).unwrap();
     let names = parameters(&adapted, true).map(|(name, ty)| (file_name(&name), ty));
     write(&adapter.join("adapter_model.safetensors"), names, 0.25);
-    let adapter_config =
-        AdapterConfig { lora, base_model: None, task: None, fan_in_fan_out: false, base_class: None }
-            .to_json();
+    let adapter_config = AdapterConfig {
+        lora,
+        base_model: None,
+        task: None,
+        fan_in_fan_out: false,
+        base_class: None,
+        ties: false,
+    }
+    .to_json();
     fs::write(adapter.join("adapter_config.json"), adapter_config).unwrap();
 
     let model = Pretrained::open(&base).unwrap();

@@ -7,6 +7,11 @@ use serde_json::{Value, json};
 
 use crate::support::{self, Home, SMALL};
 
+/// The way out that PEFT offers for most adapters.
+const MERGE: &str = "which is not supported here; merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model";
+/// The step before it, where embedding and head share a table: PEFT's merge changes both when one has an adapter.
+const UNTIE: &str = "; before PEFT merges it, give the head weights of its own (`base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.clone()); base.config.tie_word_embeddings = False`), or the merged model has another embedding";
+
 fn training(rest: &str) -> String {
     format!("train --data text.txt --max-steps 3 --learning-rate 0.01 {SMALL} {rest}")
 }
@@ -334,14 +339,11 @@ fn a_copy_of_the_table_beside_an_adapter_is_passed_over_unless_it_differs_from_t
     write(0);
     assert_eq!(written(&home, "--model adapter"), alone);
     write(1);
-    let expected = "adapter holds `base_model.model.model.embed_tokens.base_layer.weight`, a table with other numbers than \
-                    the model's, which is not supported here; merge it with PEFT \
-                    (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with \
-                    `save_pretrained`, and give that folder as --model";
+    let expected = format!("adapter holds `{name}`, a table with other numbers than the model's, {MERGE}");
     for command in
         ["generate --prompt a", "export --merge --out merged", "train --data text.txt --max-steps 1"]
     {
-        home.refused(&format!("{command} --model model --adapter adapter"), expected);
+        home.refused(&format!("{command} --model model --adapter adapter"), &expected);
     }
 }
 
@@ -350,21 +352,22 @@ fn an_adapter_of_a_module_that_can_have_none_here_is_refused_with_a_way_that_kee
     let home = Home::with_model();
     home.copy("lora/llama", "adapter");
     let generate = "generate --model model --adapter adapter --prompt a";
-    let merge = "which is not supported here; merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model";
-    // The head and the embedding of this model share a table, so PEFT's merge changes both when one has an adapter.
-    let untie = "; before PEFT merges it, give the head weights of its own (`base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.clone()); base.config.tie_word_embeddings = False`), or the merged model has another embedding";
-    for (name, first) in [("lm_head", untie), ("wpe", "")] {
+    for (name, first) in [("lm_head", UNTIE), ("wpe", "")] {
         home.set("adapter/adapter_config.json", "target_modules", json!(["q_proj", name]));
         let expected = format!(
-            "adapter holds an adapter for `{name}`, an output head or a table of positions, {merge}{first}"
+            "adapter holds an adapter for `{name}`, an output head or a table of positions, {MERGE}{first}"
         );
         home.refused(generate, &expected);
     }
     home.copy("lora/llama", "adapter");
+    fs::rename(home.path("adapter/adapter_model.safetensors"), home.path("adapter/adapter_model.bin"))
+        .unwrap();
+    home.refused(generate, "adapter holds pickled weights only; have PEFT write them anew (`PeftModel.from_pretrained(base, adapter).save_pretrained(folder)`) and give that folder");
+    home.copy("lora/llama", "adapter");
     for (saved, module) in [("lm_head", "lm_head"), ("embed_tokens", "model.embed_tokens")] {
         home.set("adapter/adapter_config.json", "modules_to_save", json!([saved]));
         let expected = format!(
-            "adapter holds a copy of `{module}`, which is embedding and output head at once in this model, {merge}"
+            "adapter holds a copy of `{module}`, which is embedding and output head at once in this model, {MERGE}"
         );
         home.refused(generate, &expected);
         home.refused(&training("--model model --adapter adapter"), &expected);
@@ -374,10 +377,7 @@ fn an_adapter_of_a_module_that_can_have_none_here_is_refused_with_a_way_that_kee
 #[test]
 fn a_part_of_a_trained_adapter_that_is_missing_here_is_refused_with_a_way_that_keeps_its_numbers() {
     let home = Home::with_model();
-    let merge = "which is not supported here; merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model";
-    let untied = format!(
-        "{merge}; before PEFT merges it, give the head weights of its own (`base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.clone()); base.config.tie_word_embeddings = False`), or the merged model has another embedding"
-    );
+    let untied = format!("{MERGE}{UNTIE}");
     let elsewhere = "which is not supported here; use it with the library that trained it, in the version it was trained with";
     let tokens = "trainable_token_indices";
     for (settings, what, way) in [
@@ -396,7 +396,7 @@ fn a_part_of_a_trained_adapter_that_is_missing_here_is_refused_with_a_way_that_k
             "trained tokens of an output head that are not those of its table",
             &untied,
         ),
-        (json!({tokens: [3, 3]}), "a trained token twice", merge),
+        (json!({tokens: [3, 3]}), "a trained token twice", MERGE),
         (
             json!({tokens: [3], "target_modules": ["embed_tokens"]}),
             "trained tokens of a table that is trained or adapted too",
@@ -419,21 +419,63 @@ fn a_part_of_a_trained_adapter_that_is_missing_here_is_refused_with_a_way_that_k
 }
 
 #[test]
+fn an_adapter_that_embedding_and_head_share_is_refused_with_a_way_that_merges_it_once() {
+    let home = Home::with_model();
+    let once = format!(
+        "{MERGE}; before PEFT merges it, take the adapter off the head (`core = model.base_model.model; core.lm_head = getattr(core.lm_head, \"base_layer\", core.lm_head)`, where `model` is what `from_pretrained` returned), or the merged model has it twice"
+    );
+    let shared = "an adapter that `model.embed_tokens` and `lm_head` share";
+    let copy = "a copy of `model.embed_tokens`, which is embedding and output head at once in this model";
+    let keep = "which is not supported here; PEFT cannot merge it either, so use it there";
+    for (settings, what, way) in [
+        (json!({"target_modules": ["q_proj", "embed_tokens"]}), shared, once.as_str()),
+        (json!({"target_modules": ["q_proj", "lm_head"]}), shared, &once),
+        (json!({"target_modules": ["q_proj", "embed_tokens"], "use_dora": true}), shared, keep),
+        (json!({"modules_to_save": ["embed_tokens"]}), copy, MERGE),
+    ] {
+        home.copy("lora/llama", "adapter");
+        home.set("adapter/adapter_config.json", "ensure_weight_tying", json!(true));
+        for (name, value) in settings.as_object().unwrap() {
+            home.set("adapter/adapter_config.json", name, value.clone());
+        }
+        let expected = format!("adapter holds {what}, {way}");
+        home.refused("generate --model model --adapter adapter --prompt a", &expected);
+    }
+}
+
+#[test]
+fn an_adapter_whose_merged_model_is_not_supported_here_either_is_not_told_to_be_merged() {
+    let home = Home::new();
+    home.copy("hf/gpt2", "model");
+    home.copy("lora/gpt2", "adapter");
+    let way = "which is not supported here; merged by PEFT, it is a model whose output head has weights of its own, and such models of this family are not supported here either; use it there";
+    for (setting, name, what) in [
+        ("target_modules", "lm_head", "an adapter for `lm_head`, an output head or a table of positions"),
+        (
+            "modules_to_save",
+            "wte",
+            "a copy of `transformer.wte`, which is embedding and output head at once in this model",
+        ),
+    ] {
+        home.copy("lora/gpt2", "adapter");
+        home.set("adapter/adapter_config.json", setting, json!([name]));
+        home.refused("plan --model model --adapter adapter", &format!("adapter holds {what}, {way}"));
+    }
+}
+
+#[test]
 fn settings_of_an_adapter_that_change_none_of_its_numbers_are_passed_over() {
     let home = with_adapter();
     let text = written(&home, "--model adapter");
     home.set("adapter/adapter_config.json", "bias", json!("all"));
+    home.set("adapter/adapter_config.json", "ensure_weight_tying", json!(true));
     home.set("adapter/adapter_config.json", "modules_to_save", json!(["pooler"]));
     assert_eq!(written(&home, "--model adapter"), text);
     // Biases that were trained are in the file of weights.
     let (header, data) = tensors(&home.read("adapter/adapter_model.safetensors"));
     let name = "base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias";
     write_with(&home, header, data, name, &json!({"dtype": "F32", "shape": [1]}), &[0; 4]);
-    let expected = format!(
-        "adapter holds `{name}`, a trained bias, which is not supported here; merge it with PEFT \
-         (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give \
-         that folder as --model"
-    );
+    let expected = format!("adapter holds `{name}`, a trained bias, {MERGE}");
     home.refused("generate --model model --adapter adapter --prompt a", &expected);
 }
 

@@ -130,6 +130,19 @@ fn a_run_adds_its_times_to_those_known_of_the_machine_and_stays_inside_its_budge
     }
 }
 
+#[test]
+fn the_first_start_on_a_machine_says_that_it_opens_the_device_while_it_measures_it() {
+    for arguments in [PLAN.to_owned(), PLAN.replace("plan ", "train --synthetic --max-steps 1 ")] {
+        let caches = tempfile::tempdir().unwrap();
+        let mut first = support::plimsoll(&arguments);
+        first.env("XDG_CACHE_HOME", caches.path()).env_remove("PLIMSOLL_COSTS");
+        // To measure takes tenths of a second at least.
+        let output = first.env("PLIMSOLL_LONGEST_SILENCE", "0.03").output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.lines().any(|line| line.starts_with("opening the device, ")), "{arguments}: {said}");
+    }
+}
+
 /// Multiplies the known times of all ops whose operands begin with `rows` rows.
 fn slow_down(file: &Path, rows: u64, factor: f64) {
     let mut known = json(file);

@@ -44,6 +44,20 @@ fn labels_that_are_numbers_make_a_classifier_that_can_be_read_again() {
 }
 
 #[test]
+fn labels_that_are_not_read_are_told_with_the_task_that_reads_them() {
+    let home = with_bert();
+    samples(&home, "d.jsonl", &[json!("x"), json!("y"), json!("z")]);
+    let train = format!("train --model bert --data d.jsonl --max-steps 1 {SMALL}");
+    let told = "note: the samples have a `label` that is not read, since hidden words are learned; with `--task classify` the \
+                labels are learned\n";
+    // The second run reads what the first has tokenised.
+    for run in ["first", "second"] {
+        assert!(home.done(&format!("{train} --output-dir {run}")).1.contains(told), "{run}");
+    }
+    assert!(!home.done(&format!("{train} --task classify --output-dir third")).1.contains("is not read"));
+}
+
+#[test]
 fn a_plan_has_the_head_that_the_data_asks_for_whatever_is_asked_of_it() {
     let home = with_bert();
     samples(&home, "d.jsonl", &[json!(0), json!(1), json!(2)]);

@@ -39,7 +39,7 @@ fn a_folder_without_weights_says_what_it_should_hold() {
         &home,
         "model holds no model.safetensors and no model.safetensors.index.json; give a folder that does",
     );
-    home.write("model/pytorch_model.bin", "");
+    home.write("model/pytorch_model.bin.index.json", "");
     refused(
         &home,
         "model holds pickled weights only; save the model with `safe_serialization=True` and give that",

@@ -51,6 +51,8 @@ pub struct AdapterConfig {
     pub fan_in_fan_out: bool,
     /// The class of model that the adapters belong to.
     pub base_class: Option<BaseClass>,
+    /// Whether an adapter of a weight that is embedding and output head at once is one adapter of both.
+    pub ties: bool,
 }
 
 /// A class of transformers; PEFT's `auto_mapping`.
@@ -76,6 +78,8 @@ impl std::error::Error for AdapterConfigError {}
 
 /// The setting of trained tokens.
 const TOKENS: &str = "trainable_token_indices";
+/// The setting of adapters that embedding and output head share.
+const TIES: &str = "ensure_weight_tying";
 /// The setting of target parameters.
 const PARAMETERS: &str = "target_parameters";
 
@@ -94,6 +98,7 @@ impl AdapterConfig {
             task: fields.text("task_type")?,
             fan_in_fan_out: fields.flag("fan_in_fan_out")?,
             base_class: fields.base_class(),
+            ties: fields.flag(TIES)?,
         })
     }
 
@@ -126,6 +131,9 @@ impl AdapterConfig {
                 config.insert("modules_to_save".into(), saved);
                 config.insert("target_modules".into(), targets);
                 config.extend(chosen(lora));
+                if self.ties {
+                    config.insert(TIES.into(), json!(true));
+                }
             } else if !lora.modules_to_save.is_empty() {
                 config.insert("modules_to_save".into(), saved);
             }
@@ -224,11 +232,18 @@ mod tests {
             task: Some("CAUSAL_LM".into()),
             fan_in_fan_out: false,
             base_class: Some(BaseClass { class: "LlamaForCausalLM".into(), family: "llama".into() }),
+            ties: true,
         };
         assert_eq!(AdapterConfig::from_json(&config.to_json()).unwrap(), config);
         assert!(config.to_json().contains("\"lora_dropout\": 0.1,"), "{}", config.to_json());
-        let plain =
-            AdapterConfig { lora: Lora::default(), base_model: None, task: None, base_class: None, ..config };
+        let plain = AdapterConfig {
+            lora: Lora::default(),
+            base_model: None,
+            task: None,
+            base_class: None,
+            ties: false,
+            ..config
+        };
         assert_eq!(AdapterConfig::from_json(&plain.to_json()).unwrap(), plain);
         assert!(plain.to_json().contains("\"lora_alpha\": 8,"));
     }
@@ -246,15 +261,27 @@ mod tests {
             let rank = if matches!(kind, AdapterKind::Bottleneck(_)) { 5 } else { 8 };
             let alpha = if rank == 5 { 0.5 } else { 8.0 };
             let lora = Lora { kind, rank, alpha, targets: targets.clone(), ..Lora::default() };
-            let config =
-                AdapterConfig { lora, base_model: None, task: None, fan_in_fan_out: true, base_class: None };
+            let config = AdapterConfig {
+                lora,
+                base_model: None,
+                task: None,
+                fan_in_fan_out: true,
+                base_class: None,
+                ties: false,
+            };
             assert_eq!(AdapterConfig::from_json(&config.to_json()).unwrap(), config);
         }
         let vectors = VirtualTokens { count: 4, width: 32, layers: 2, heads: 4 };
         for kind in [AdapterKind::Prompt(vectors), AdapterKind::Prefix(vectors)] {
             let lora = Lora { kind, ..Lora::default() };
-            let config =
-                AdapterConfig { lora, base_model: None, task: None, fan_in_fan_out: false, base_class: None };
+            let config = AdapterConfig {
+                lora,
+                base_model: None,
+                task: None,
+                fan_in_fan_out: false,
+                base_class: None,
+                ties: false,
+            };
             assert_eq!(AdapterConfig::from_json(&config.to_json()).unwrap(), config);
         }
         let fault = |text: &str| AdapterConfig::from_json(text).unwrap_err().to_string();

@@ -9,6 +9,9 @@ pub(super) const MERGE: &str = "merge it with PEFT (`PeftModel.from_pretrained(b
                                 save the result with `save_pretrained`, and give that folder as --model";
 /// The way out for an adapter that PEFT cannot merge.
 pub(super) const KEEP: &str = "PEFT cannot merge it either, so use it there";
+/// The way out for an adapter whose merged model would have an output head of its own, in a family that has none here.
+pub(super) const KEEP_FOR_HEAD: &str = "merged by PEFT, it is a model whose output head has weights of its own, and \
+                                        such models of this family are not supported here either; use it there";
 /// The way out for an adapter that current versions of PEFT do not make.
 pub(super) const ELSEWHERE: &str =
     "use it with the library that trained it, in the version it was trained with";
@@ -28,7 +31,7 @@ const fn fixed(setting: &'static str, kind: &'static str) -> Refused {
     Refused { setting, kind, merges: false }
 }
 
-const REFUSED: [Refused; 11] = [
+const REFUSED: [Refused; 10] = [
     refused("lora_bias", "an adapter with a bias of its own"),
     refused("use_qalora", "QALoRA, which averages what an adapter reads"),
     refused("use_bdlora", "an adapter of block-diagonal matrices"),
@@ -36,8 +39,6 @@ const REFUSED: [Refused; 11] = [
     refused("kasa_config", "KaSA, which changes the model's own weights"),
     refused("monteclora_config", "MonteCLoRA, which draws adapters at random"),
     refused("megatron_config", "an adapter for the parallel layers of Megatron"),
-    // PEFT adds such an adapter to the shared weights twice, and to a copy of them not at all.
-    fixed("ensure_weight_tying", "an adapter that embedding and output head share"),
     fixed("layer_replication", "an adapter for a model whose layers are repeated"),
     fixed("alora_invocation_tokens", "aLoRA, which counts only behind certain tokens"),
     fixed("arrow_config", "Arrow, which chooses between several adapters"),

@@ -6,7 +6,7 @@
 use plimsoll_graph::{Graph, GraphError, Op};
 
 use super::layers::{Form, heads, layers};
-use super::refused::{ELSEWHERE, KEEP, MERGE};
+use super::refused::{ELSEWHERE, KEEP, KEEP_FOR_HEAD, MERGE};
 use super::{AdapterKind, Lora};
 
 /// A part of a trained adapter that is not supported here.
@@ -23,8 +23,14 @@ pub struct Unsupported {
 pub enum WayOut {
     /// PEFT can merge it into its model.
     Merge,
+    /// PEFT can, and the merged model's output head then has weights of its own.
+    MergeApart,
     /// PEFT can, once the output head has weights of its own.
     MergeUntied,
+    /// PEFT can, once the output head has lost the adapter that it shares with the table.
+    MergeOnce,
+    /// PEFT can, into a model that is not supported here.
+    KeepForHead,
     /// PEFT can use it, and not merge it.
     Keep,
     /// Current versions of PEFT make no such adapter.
@@ -35,7 +41,8 @@ impl Unsupported {
     /// The sentence for people; it begins behind the adapter's name.
     pub fn said(&self) -> String {
         let way = match self.way {
-            WayOut::Merge | WayOut::MergeUntied => MERGE,
+            WayOut::Merge | WayOut::MergeApart | WayOut::MergeUntied | WayOut::MergeOnce => MERGE,
+            WayOut::KeepForHead => KEEP_FOR_HEAD,
             WayOut::Keep => KEEP,
             WayOut::Elsewhere => ELSEWHERE,
         };

@@ -61,6 +61,8 @@ pub struct OpenedData {
     pub untaught: u64,
     /// Learned tokens that begin in a prompt and reach into its answer.
     pub seams: u64,
+    /// Samples with a label that the task does not read.
+    pub unread_labels: u64,
     /// Amount of training data, if samples are counted.
     pub counts: Option<Counts>,
     /// The first samples, as many as requested.
@@ -197,6 +199,7 @@ impl Config {
             skipped,
             untaught: dataset.untaught,
             seams: dataset.seams,
+            unread_labels: dataset.unread_labels,
         })
     }
 
@@ -286,7 +289,16 @@ impl Config {
         let shown = shown(&mut train, &Tokenizer::bytes(), &Task::Causal, most)?;
         let validation = self.evaluation.as_ref().and_then(|evaluation| evaluation.data.as_ref());
         let validation = validation.map(|data| self.open_one(data, Order::AsWritten)).transpose()?;
-        Ok(OpenedData { train, validation, skipped: None, untaught: 0, seams: 0, counts: None, shown })
+        Ok(OpenedData {
+            train,
+            validation,
+            skipped: None,
+            untaught: 0,
+            seams: 0,
+            unread_labels: 0,
+            counts: None,
+            shown,
+        })
     }
 
     fn open_one(&self, data: &DataConfig, order: Order) -> Result<Source, TrainError> {

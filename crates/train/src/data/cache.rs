@@ -60,6 +60,8 @@ pub(super) struct Notes {
     pub(super) first_skipped: Option<String>,
     /// Learned tokens that begin in a prompt and reach into its answer.
     pub(super) seams: u64,
+    /// Samples with a label that their task does not read.
+    pub(super) unread_labels: u64,
 }
 
 impl Cache {
@@ -123,14 +125,21 @@ impl Cache {
 
 impl Notes {
     fn to_json(&self) -> Json {
-        json!({"names": self.names, "first_skipped": self.first_skipped, "seams": self.seams})
+        json!({
+            "names": self.names,
+            "first_skipped": self.first_skipped,
+            "seams": self.seams,
+            "unread_labels": self.unread_labels,
+        })
     }
 
     fn from_json(json: &Json, skipped: u64) -> Option<Notes> {
         let names = json["names"].as_array()?.iter().map(|name| name.as_str().map(str::to_owned));
         let first_skipped = json["first_skipped"].as_str().map(str::to_owned);
         let seams = json["seams"].as_u64()?;
-        Some(Notes { names: names.collect::<Option<_>>()?, skipped, first_skipped, seams })
+        // Files of earlier versions do not count labels.
+        let unread_labels = json["unread_labels"].as_u64().unwrap_or(0);
+        Some(Notes { names: names.collect::<Option<_>>()?, skipped, first_skipped, seams, unread_labels })
     }
 }
 
@@ -230,9 +239,10 @@ impl Writer {
         self.notes.first_skipped.get_or_insert(why);
     }
 
-    /// Counts learned tokens that begin in a prompt and reach into its answer.
-    pub(super) fn count_seams(&mut self, seams: u64) {
+    /// Counts learned tokens that begin in a prompt and reach into its answer, and labels that are not read.
+    pub(super) fn count(&mut self, seams: u64, unread_labels: u64) {
         self.notes.seams += seams;
+        self.notes.unread_labels += unread_labels;
     }
 
     pub(super) fn notes(&self) -> &Notes {

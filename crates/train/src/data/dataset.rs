@@ -30,6 +30,8 @@ pub struct Dataset {
     pub first_skipped: Option<String>,
     /// Learned tokens that begin in a prompt and reach into its answer.
     pub seams: u64,
+    /// Samples with a label that the task does not read.
+    pub unread_labels: u64,
     /// Samples, or row-long parts of them, that were left out because nothing in them is learned.
     pub untaught: u64,
     /// How much data there is to train on.
@@ -110,6 +112,7 @@ impl Dataset {
             skipped: notes().map(|notes| notes.skipped).sum(),
             untaught,
             seams: notes().map(|notes| notes.seams).sum(),
+            unread_labels: notes().map(|notes| notes.unread_labels).sum(),
             first_skipped: notes().find_map(|notes| notes.first_skipped.clone()),
         })
     }

@@ -42,11 +42,13 @@ pub(super) struct Ids<'a> {
     last: Option<u32>,
     /// Learned tokens that begin in a prompt and reach into its answer.
     pub(super) seams: u64,
+    /// Samples with a label that their task does not read.
+    pub(super) unread_labels: u64,
 }
 
 impl<'a> Ids<'a> {
     pub(super) fn to(each: &'a mut (dyn FnMut(u32) + Send)) -> Ids<'a> {
-        Ids { each, last: None, seams: 0 }
+        Ids { each, last: None, seams: 0, unread_labels: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -112,6 +114,8 @@ impl Encoder<'_> {
             }
             Task::Causal if has("prompt") && has("completion") => self.completion(fields, ids)?,
             Task::Causal | Task::Masked if has("text") => {
+                // Models that are made for hidden words can be made to classify; others cannot.
+                ids.unread_labels = u64::from(*self.task == Task::Masked && has("label"));
                 self.piece(filled(fields, "text")?, true, true, ids)?;
             }
             Task::Classify { labels } if has("text") && has("label") => {

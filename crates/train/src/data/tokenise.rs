@@ -51,6 +51,8 @@ struct Told {
     label: Option<Label>,
     /// Learned tokens that begin in a prompt and reach into its answer.
     seams: u64,
+    /// Labels that the task does not read.
+    unread_labels: u64,
 }
 
 /// How to tokenise.
@@ -280,7 +282,7 @@ fn encode(record: &Record, encoder: Encoder<'_>, each: &mut (dyn FnMut(u32) + Se
             if ids.is_empty() {
                 return Err(Fault::Sample("its text has no tokens".into()));
             }
-            Ok(Told { label, seams: ids.seams })
+            Ok(Told { label, seams: ids.seams, unread_labels: ids.unread_labels })
         }
         Record::Bad { why, .. } => Err(Fault::Sample(why.clone())),
     }
@@ -288,7 +290,7 @@ fn encode(record: &Record, encoder: Encoder<'_>, each: &mut (dyn FnMut(u32) + Se
 
 /// Ends a document with its last record.
 fn close(file: &Path, record: &Record, told: Told, writer: &mut Writer) -> Result<(), DataError> {
-    writer.count_seams(told.seams);
+    writer.count(told.seams, told.unread_labels);
     let closes = !matches!(record, Record::Piece { closes: false, .. });
     if closes && !writer.close(told.label) {
         return Err(DataError::MixedLabels { path: file.to_owned() });

@@ -116,9 +116,15 @@ fn why_no_weights(path: &Path, stem: &str) -> String {
     if !path.is_dir() {
         return "is not a folder; give the folder that holds config.json and the weights".into();
     }
-    if path.join("pytorch_model.bin").exists() {
-        return "holds pickled weights only; save the model with `safe_serialization=True` and give that"
-            .into();
+    let (pickled, way) = match stem {
+        "model" => ("pytorch_model", "save the model with `safe_serialization=True` and give that"),
+        _ => (
+            stem,
+            "have PEFT write them anew (`PeftModel.from_pretrained(base, adapter).save_pretrained(folder)`) and give that folder",
+        ),
+    };
+    if ["bin", "bin.index.json"].iter().any(|ending| path.join(format!("{pickled}.{ending}")).exists()) {
+        return format!("holds pickled weights only; {way}");
     }
     format!("holds no {stem}.safetensors and no {stem}.safetensors.index.json; give a folder that does")
 }

@@ -14,7 +14,7 @@
 //!
 //! Absent: inheritance, imports and other files (transformers gives templates no loader), blocks called by name, HTML
 //! escaping by `autoescape`, `random`, integers beyond 128 bits, and the local time zone (`strftime_now` speaks UTC).
-//! Decision 0015 has the whole list.
+//! Decision 0102 has the whole list.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "the arguments of a call are handed over to whoever answers it"

@@ -156,6 +156,9 @@ impl<'w> Job<'w> {
         if data.seams > 0 {
             notes.push(Note::Seams { count: data.seams });
         }
+        if data.unread_labels > 0 {
+            notes.push(Note::UnreadLabels);
+        }
         if config.samples.shown > 0 && matches!(data.train, Source::Synthetic(_)) {
             notes.push(Note::NothingToShow);
         }

@@ -35,6 +35,8 @@ pub enum Note {
         /// The number of these tokens.
         count: u64,
     },
+    /// Samples have labels, and the task learns hidden words.
+    UnreadLabels,
     /// Samples are to be shown, but the data is synthetic.
     NothingToShow,
     /// The micro-batch of the run so far does not fit, so the run continues within rounding.
@@ -124,6 +126,10 @@ impl fmt::Display for Note {
                 f,
                 "{count} tokens begin in a prompt and reach into its answer; they are learned whole, and prompts that end where \
                  a token ends are closer to how the model is used"
+            ),
+            Note::UnreadLabels => f.write_str(
+                "the samples have a `label` that is not read, since hidden words are learned; with task = \"classify\" the labels \
+                 are learned",
             ),
             Note::NothingToShow => f.write_str(
                 "show_samples shows nothing, since this run's ids are made up and stand for no text; give data to see samples",

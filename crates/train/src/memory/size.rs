@@ -93,10 +93,16 @@ fn fraction_of(digits: &str, unit: u64) -> u128 {
 }
 
 /// Binary units and three significant digits; between 1000 and 1023 of a unit, all four.
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Size {
+    /// The text of a need, rounded up: a budget of the size that is read from it is no smaller.
+    pub fn at_least(self) -> String {
+        self.text(true)
+    }
+
+    /// Three significant digits, rounded to the nearest or up.
+    fn text(self, up: bool) -> String {
         if self.bytes < 1024 {
-            return f.pad(&format!("{} B", self.bytes));
+            return format!("{} B", self.bytes);
         }
         let mut value = self.bytes as f64 / 1024.0;
         let mut units = ["KiB", "MiB", "GiB", "TiB", "PiB"].into_iter();
@@ -107,8 +113,19 @@ impl fmt::Display for Size {
             (value, unit) = (value / 1024.0, larger);
         }
         // The bounds are where rounding would add a digit: 9.996 must become 10.0, not 10.00.
-        let decimals = usize::from(value < 9.995) + usize::from(value < 99.95);
-        f.pad(&format!("{value:.decimals$} {unit}"))
+        let decimals = |value: f64| usize::from(value < 9.995) + usize::from(value < 99.95);
+        if up {
+            let parts = [1.0, 10.0, 100.0][decimals(value)];
+            value = (value * parts).ceil() / parts;
+        }
+        let decimals = decimals(value);
+        format!("{value:.decimals$} {unit}")
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.text(false))
     }
 }
 
@@ -210,7 +227,29 @@ mod tests {
         assert_eq!(format!("{:>10}|", Size { bytes: 1 << 30 }), "  1.00 GiB|");
     }
 
+    #[test]
+    fn a_need_is_never_printed_as_less_than_it_is() {
+        let cases: [(u64, &str); 7] = [
+            ((42 << 20) + 1, "42.1 MiB"),
+            (42 << 20, "42.0 MiB"),
+            ((10 << 10) - 1, "10.0 KiB"),
+            (10_231, "10.0 KiB"),
+            ((418 << 20) + 1, "419 MiB"),
+            ((4 << 30) + 1, "4.01 GiB"),
+            (1000, "1000 B"),
+        ];
+        for (bytes, text) in cases {
+            assert_eq!(Size { bytes }.at_least(), text);
+        }
+    }
+
     proptest! {
+        #[test]
+        fn a_printed_need_reads_back_as_enough(need in 0u64..1 << 50) {
+            let read = bytes(&Size { bytes: need }.at_least());
+            prop_assert!(read >= need, "{need} became {read}");
+        }
+
         #[test]
         fn what_is_printed_reads_back_within_half_a_percent(bytes in 0u64..1 << 50) {
             let read = Size { bytes }.to_string().parse::<Size>().unwrap().bytes;

@@ -61,7 +61,7 @@ pub fn plan_from_file(
     budget = budget.as_planned(needed, rounding + text.len() as u64);
     if needed > budget.arena() {
         let (needs, has) = (needed.process(budget.outside), budget.total);
-        let (needs, has) = (Size { bytes: needs.0 }, Size { bytes: has.0 });
+        let (needs, has) = (Size { bytes: needs.0 }.at_least(), Size { bytes: has.0 });
         return Err(TrainError::Config(format!(
             "the plan needs {needs}, the budget is {has}; plan again for this budget"
         )));

@@ -9,7 +9,8 @@ use plimsoll_exec::Engine;
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
 use plimsoll_model::hf::{Configuration, StoredName};
 use plimsoll_model::lora::{
-    AdapterConfig, BaseClass, WayOut, file_name, is_adapter, module_of, parameter_name, unusable,
+    AdapterConfig, AdapterKind, BaseClass, Unsupported, WayOut, file_name, is_adapter, module_of,
+    parameter_name, unusable,
 };
 use plimsoll_model::{Architecture, Lora, Targets};
 use serde_json::Value;
@@ -27,6 +28,8 @@ const CLASSIFIER: &str = "base_model.model.classifier.weight";
 /// Modules that PEFT can adapt and we cannot: output heads, and tables that are looked up by position.
 const WITHOUT_ADAPTERS: [&str; 5] =
     ["lm_head", "decoder", "wpe", "position_embeddings", "token_type_embeddings"];
+/// Modules to which PEFT's `ensure_weight_tying` applies, by the ends of their names.
+const MAY_SHARE: [&str; 2] = ["embed_tokens", "lm_head"];
 /// PEFT's name for the weight that an adapter stands beside.
 const BESIDE: &str = ".base_layer.weight";
 
@@ -90,18 +93,43 @@ impl AdapterFolder {
     /// PEFT can adapt modules that cannot have an adapter here; another base model would not help with those.
     fn check_modules(&self, weights: &ModelFolder) -> Result<(), FileError> {
         let module = |name| parameter_name(name).and_then(module_of);
-        let without =
-            |module: &&str| module.rsplit('.').next().is_some_and(|last| WITHOUT_ADAPTERS.contains(&last));
+        let without = |module: &&str| ends_in(module, &WITHOUT_ADAPTERS) || self.shares(module);
         let named = match &self.config.lora.targets {
             Targets::Names(names) => names.as_slice(),
             Targets::AllLinear | Targets::Pattern(_) => &[],
         };
         let modules = weights.names().filter_map(module).chain(named.iter().map(String::as_str));
         let Some(module) = modules.into_iter().find(without) else { return self.check_tied(weights) };
+        if let Some((head, table)) = self.tied().next().filter(|_| self.shares(module)) {
+            // PEFT cannot merge the lengths of DoRA, which are those of the table and of the head.
+            let dora = self.config.lora.kind == AdapterKind::Dora;
+            let way = if dora { WayOut::Keep } else { WayOut::MergeOnce };
+            let what = format!("an adapter that `{table}` and `{head}` share");
+            return Err(self.refuse(Unsupported { what, way }));
+        }
+        let tied = self.tied().any(|(head, _)| head.ends_with(module));
+        let way = if tied { WayOut::MergeUntied } else { WayOut::Merge };
         let what = format!("an adapter for `{module}`, an output head or a table of positions");
-        let tied = self.tied().find(|(head, _)| head.ends_with(module));
-        let first = tied.map_or_else(String::new, |(head, _)| untie(head));
-        Err(FileError::wrong(&self.folder, unusable(&what) + &first))
+        Err(self.refuse(Unsupported { what, way }))
+    }
+
+    /// Whether an adapter of this module is one of embedding and output head.
+    fn shares(&self, module: &str) -> bool {
+        self.config.ties && ends_in(module, &MAY_SHARE) && self.tied().next().is_some()
+    }
+
+    /// The refusal of a part of this adapter, with the steps that PEFT needs before it merges that part.
+    fn refuse(&self, mut part: Unsupported) -> FileError {
+        let may_have_own_head = self.configuration.architecture.untied().is_some();
+        if matches!(part.way, WayOut::MergeApart | WayOut::MergeUntied) && !may_have_own_head {
+            part.way = WayOut::KeepForHead;
+        }
+        let first = match (part.way, self.tied().next()) {
+            (WayOut::MergeUntied, Some((head, _))) => untie(head),
+            (WayOut::MergeOnce, Some((head, _))) => adapt_once(head),
+            _ => String::new(),
+        };
+        FileError::wrong(&self.folder, part.said() + &first)
     }
 
     /// Refuses what PEFT trains and is missing here, with a way to use the adapter as it is: other settings would be those of
@@ -115,10 +143,7 @@ impl AdapterFolder {
         if let Some(name) = weights.names().find(is_bias) {
             return Err(FileError::wrong(&self.folder, unusable(&format!("`{name}`, a trained bias"))).into());
         }
-        let Some(found) = lora.unsupported(graph)? else { return Ok(()) };
-        let head = self.tied().next().filter(|_| found.way == WayOut::MergeUntied);
-        let first = head.map_or_else(String::new, |(head, _)| untie(head));
-        Err(FileError::wrong(&self.folder, found.said() + &first).into())
+        lora.unsupported(graph)?.map_or(Ok(()), |found| Err(self.refuse(found).into()))
     }
 
     /// Weights that are embedding and output head at once: the name of the head's module, and of the embedding's.
@@ -141,7 +166,8 @@ impl AdapterFolder {
             Some(module) => {
                 let what =
                     format!("a copy of `{module}`, which is embedding and output head at once in this model");
-                Err(FileError::wrong(&self.folder, unusable(&what)))
+                let way = if self.shares(module) { WayOut::Merge } else { WayOut::MergeApart };
+                Err(self.refuse(Unsupported { what, way }))
             }
             None => Ok(()),
         }
@@ -319,6 +345,7 @@ pub fn adapter_form(
         fan_in_fan_out: gpt2,
         base_class: base_class
             .map(|(class, family)| BaseClass { class: class.to_owned(), family: family.to_owned() }),
+        ties: false,
     };
     let mut texts = vec![(ADAPTER_CONFIG.to_owned(), config.to_json())];
     if !base.has_head_of(configuration) {
@@ -342,6 +369,20 @@ fn untie(head: &str) -> String {
          torch.nn.Parameter(base.{head}.weight.clone()); base.config.tie_word_embeddings = False`), or the merged \
          model has another embedding"
     )
+}
+
+/// Advice for an adapter that embedding and head share: PEFT's merge would add it to their weights twice.
+fn adapt_once(head: &str) -> String {
+    format!(
+        "; before PEFT merges it, take the adapter off the head (`core = model.base_model.model; core.{head} = \
+         getattr(core.{head}, \"base_layer\", core.{head})`, where `model` is what `from_pretrained` returned), or the \
+         merged model has it twice"
+    )
+}
+
+/// Whether the last part of a module's name is one of these.
+fn ends_in(module: &str, names: &[&str]) -> bool {
+    module.rsplit('.').next().is_some_and(|last| names.contains(&last))
 }
 
 /// PEFT's name for a model's task. It has none for masked language models, and expects models of `CAUSAL_LM` to write

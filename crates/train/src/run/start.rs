@@ -51,7 +51,7 @@ fn is_free(arena: u64) -> Result<(), TrainError> {
     }
     let limited = address_space::left().is_some_and(|left| left <= free);
     let why = if limited { " of the address space that ulimit -v allows" } else { "" };
-    let (needed, free) = (Size { bytes: arena }, Size { bytes: free });
+    let (needed, free) = (Size { bytes: arena }.at_least(), Size { bytes: free });
     Err(TrainError::Config(format!(
         "the plan needs {needed} but only {free} of memory are free{why}; state a smaller --memory"
     )))

@@ -9,7 +9,7 @@ use super::fields::{Fields, float, unread, whole};
 use super::{AdapterConfigError, short, shortest, wrong};
 
 /// Settings of `LoRA` alone.
-const LORA: [&str; 13] = [
+const LORA: [&str; 14] = [
     "r",
     "lora_alpha",
     "lora_dropout",
@@ -21,6 +21,7 @@ const LORA: [&str; 13] = [
     "layers_to_transform",
     "layers_pattern",
     "trainable_token_indices",
+    "ensure_weight_tying",
     "bias",
     "init_lora_weights",
 ];
