@@ -1,4 +1,5 @@
-"""Golden adapters of experts: the mixtures of `testdata/hf` with PEFT's LoRA on stacked parameters, trained for ten steps.
+"""Golden adapters of mixtures: those of `testdata/hf` with PEFT's LoRA on stacked parameters, or IA3 on modules, trained for
+ten steps.
 
     python reference/expert_adapters.py [testdata]        (testdata: that beside this folder)
 
@@ -15,8 +16,11 @@ The loss has no balance of experts. Cases:
     qwen2_moe_experts   all-linear, which PEFT does not translate, and experts by name
     qwen3_moe_experts   one of the parameters, and routers
     olmoe_layers        names of single experts' layers, which PEFT translates; a rank of their own, and a root
+    mixtral_ia3         the modules that PEFT's IA3 has by default: it translates none, so `w2` is no module
+    qwen2_moe_ia3       keys, values and the shared expert; `down_proj` is a module there
 """
 
+import copy
 import sys
 from pathlib import Path
 
@@ -26,20 +30,23 @@ from hf_models import agree
 from lora import sort_names, trained
 from mixtures import as_stored, losses_of
 from models import IGNORED, STEPS, adamw
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 CASES = {
-    "mixtral_experts": ("mixtral", dict(
+    "mixtral_experts": ("mixtral", LoraConfig(
         target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], r=2, lora_alpha=3)),
-    "mixtral_all": ("mixtral", dict(target_modules="all-linear", r=2, lora_alpha=3)),
-    "qwen2_moe_experts": ("qwen2-moe", dict(
+    "mixtral_all": ("mixtral", LoraConfig(target_modules="all-linear", r=2, lora_alpha=3)),
+    "qwen2_moe_experts": ("qwen2-moe", LoraConfig(
         target_modules="all-linear", target_parameters=["experts.gate_up_proj", "experts.down_proj"], r=2, lora_alpha=3)),
-    "qwen3_moe_experts": ("qwen3-moe", dict(
+    "qwen3_moe_experts": ("qwen3-moe", LoraConfig(
         target_modules=[], target_parameters=["experts.down_proj", "mlp.gate.weight"], r=3, lora_alpha=4)),
-    "olmoe_layers": ("olmoe", dict(
+    "olmoe_layers": ("olmoe", LoraConfig(
         target_modules=["v_proj", "gate_proj", "up_proj", "down_proj"], r=2, lora_alpha=3, rank_pattern={"down_proj": 3},
         use_rslora=True)),
+    "mixtral_ia3": ("mixtral", IA3Config()),
+    "qwen2_moe_ia3": ("qwen2-moe", IA3Config(
+        target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"])),
 }
 
 
@@ -48,13 +55,14 @@ def load(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
         folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager").train()
 
 
-def adapted(model: torch.nn.Module, settings: dict, seed: int) -> PeftModel:
+def adapted(model: torch.nn.Module, settings: PeftConfig, seed: int) -> PeftModel:
     """Every trained number drawn, so that none of them hides a mistake."""
     random = torch.Generator().manual_seed(seed)
-    model = get_peft_model(model, LoraConfig(**settings)).train()
-    for weight in model.parameters():
+    model = get_peft_model(model, copy.deepcopy(settings)).train()
+    for name, weight in model.named_parameters():
         if weight.requires_grad:
-            weight.data = 0.2 * torch.randn(weight.shape, generator=random).to(weight.dtype)
+            drawn = 0.2 * torch.randn(weight.shape, generator=random).to(weight.dtype)
+            weight.data = 1.0 + drawn if "ia3_l" in name else drawn
     return model
 
 
@@ -90,7 +98,7 @@ def merged(base: Path, folder: Path) -> dict[str, torch.Tensor]:
             for name, weight in changed.items() for stored, part in as_stored(name, weight, mixtral).items()}
 
 
-def write(base: Path, folder: Path, settings: dict, seed: int) -> bool:
+def write(base: Path, folder: Path, settings: PeftConfig, seed: int) -> bool:
     """Writes a folder; returns whether its draw is one to judge by."""
     golden = load_file(base / "golden.safetensors")
     batch = {name: golden[f"batch.{name}"].long() for name in ("tokens", "targets")}
@@ -112,7 +120,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for case, (family, settings) in CASES.items():
         base, folder = testdata / "hf" / family, testdata / "lora" / case
-        next(seed for seed in range(20, 100) if write(base, folder, dict(settings), seed))
+        next(seed for seed in range(20, 100) if write(base, folder, settings, seed))
 
 
 if __name__ == "__main__":

@@ -110,6 +110,14 @@ fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     experts(out, summary)
 }
 
+/// Bytes of experts' weights, which are not linear layers of their own and therefore never kept in few bits.
+fn expert_weights(summary: &Summary) -> u64 {
+    let choice = &summary.planned.choice;
+    let bytes = planning::experts(&choice.program, &choice.plan).map(|report| report.bytes);
+    let of_weights = bytes.into_iter().flatten().filter(|&(purpose, _)| purpose == Purpose::Weights);
+    of_weights.map(|(_, bytes)| bytes).sum()
+}
+
 /// Bytes of experts, and the parameters that work on one token.
 fn experts(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let choice = &summary.planned.choice;
@@ -141,8 +149,13 @@ fn quantised(out: &mut impl Write, summary: &Summary, weights: u64) -> io::Resul
     if words.head > 0 {
         writeln!(out, "    head          {:>12}", size(words.head))?;
     }
-    let others = weights.saturating_sub(coded.bytes + words.embedding + words.head);
-    writeln!(out, "    others        {:>12}   norms and adapters", size(others))
+    let (experts, mut adapters) = (expert_weights(summary), "adapters");
+    if experts > 0 {
+        writeln!(out, "    experts       {:>12}   not in few bits, with their adapters", size(experts))?;
+        adapters = "other adapters";
+    }
+    let others = weights.saturating_sub(coded.bytes + words.embedding + words.head + experts);
+    writeln!(out, "    others        {:>12}   norms and {adapters}", size(others))
 }
 
 /// The origin of a budget that was not stated.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_graph::{State, StateKind};
+use plimsoll_graph::{Node, State, StateKind};
 use plimsoll_model::{Architecture, ExpertNames, Llama, Mixture, Preset};
 use serde_json::{Value, json};
 
@@ -122,22 +122,34 @@ fn noise_on_the_input_of_experts_is_read_and_written_and_is_in_training_graphs_a
 
 #[test]
 fn vectors_before_a_text_are_no_tokens_of_experts() {
-    use plimsoll_graph::Op;
-    use plimsoll_model::Lora;
     use plimsoll_model::lora::{AdapterKind, VirtualTokens};
-    let mut model = llama("mixtral");
-    model.mixture.as_mut().unwrap().losses.balance = 0.0;
+    use plimsoll_model::{BalanceGroup, Lora, RouterLosses};
     let (count, text) = (4, 12);
-    let forward = model.training(2, count + text).unwrap();
-    let vectors = VirtualTokens { count, width: 32, layers: model.layers, heads: model.heads };
-    let adapted = Lora { kind: AdapterKind::Prompt(vectors), ..Lora::default() }.adapt(&forward).unwrap();
-    let counted: Vec<_> =
-        adapted.nodes().iter().filter(|node| matches!(node.op, Op::CountCopies { .. })).collect();
-    assert_eq!(counted.len(), model.layers);
-    for node in counted {
-        let shapes: Vec<Vec<usize>> =
-            node.inputs.iter().map(|&input| adapted.shape(input).to_vec()).collect();
-        assert_eq!(shapes, [vec![2, text, 2], vec![2, text, 2], vec![2, text]]);
+    let by_sequence = RouterLosses { z: 0.01, ..RouterLosses::balanced(0.01) };
+    for losses in [
+        by_sequence,
+        RouterLosses { group: BalanceGroup::MicroBatch, ..by_sequence },
+        RouterLosses { balance: 0.0, steering: 0.001, ..by_sequence },
+    ] {
+        let mut model = llama("mixtral");
+        model.mixture.as_mut().unwrap().losses = losses;
+        let experts = model.mixture.as_ref().unwrap().experts;
+        let forward = model.training(2, count + text).unwrap();
+        let vectors = VirtualTokens { count, width: 32, layers: model.layers, heads: model.heads };
+        let adapted = Lora { kind: AdapterKind::Prompt(vectors), ..Lora::default() }.adapt(&forward).unwrap();
+        let shapes = |of: &str| -> Vec<Vec<Vec<usize>>> {
+            let nodes = adapted.nodes().iter().filter(|node| node.op.name() == of);
+            let inputs =
+                |node: &Node| node.inputs.iter().map(|&input| adapted.shape(input).to_vec()).collect();
+            nodes.map(inputs).collect()
+        };
+        let (chosen, tokens) = (vec![2, text, 2], vec![2, text]);
+        let counted = vec![vec![chosen.clone(), chosen.clone(), tokens.clone()]; model.layers];
+        assert_eq!(shapes("count_copies"), counted, "{losses:?}");
+        let loads = vec![vec![vec![2, text, experts], chosen, tokens.clone()]; model.layers];
+        assert_eq!(shapes("expert_load"), loads, "{losses:?}");
+        let of_scores = vec![vec![vec![], tokens, vec![2 * text]]; model.layers];
+        assert_eq!(shapes("router_z_loss"), of_scores, "{losses:?}");
     }
 }
 

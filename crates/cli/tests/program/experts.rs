@@ -95,6 +95,26 @@ fn weights_in_bf16_or_few_bits_are_as_many_parameters() {
 }
 
 #[test]
+fn experts_stay_as_they_are_under_a_base_in_few_bits_and_have_a_line_of_their_own() {
+    let four = "--model tiny-moe --lora-r 4 --lora-target-modules q_proj --load-in-4bit";
+    let table =
+        plimsoll(&format!("plan --synthetic --seq-len 16 --global-batch 2 --threads 1 --memory 1GiB {four}"));
+    let lines: Vec<&str> = table.lines().filter(|line| line.starts_with("    ")).collect();
+    let [experts, others] = lines[lines.len() - 2..] else { panic!("{table}") };
+    assert_eq!(experts, "    experts           8.06 MiB   not in few bits, with their adapters");
+    // Norms and routers of four layers, the last norm, four adapters, and the few bytes by which ranges are aligned.
+    let bytes = 4.0 * f64::from(4 * (64 + 1024 + 256) + 128 + 4 * 2 * 4 * 128);
+    let told =
+        others.strip_prefix("    others").unwrap().strip_suffix(" KiB   norms and other adapters").unwrap();
+    let told = 1024.0 * told.trim().parse::<f64>().unwrap();
+    assert!((bytes..1.1 * bytes).contains(&told), "{others}, {bytes} by hand");
+    let dense = plimsoll(
+        "plan --synthetic --seq-len 16 --global-batch 2 --threads 1 --memory 1GiB --model tiny --lora-r 4 --load-in-8bit",
+    );
+    assert!(dense.contains("norms and adapters") && !dense.contains("experts"), "{dense}");
+}
+
+#[test]
 fn ranks_that_divide_weights_have_a_part_of_the_bytes_and_all_of_the_parameters() {
     let (_, json) = told("--memory 1GiB --model tiny-moe --ranks 2 --zero-stage 3");
     // Half of every group is a whole number of blocks.

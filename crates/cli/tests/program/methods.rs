@@ -142,9 +142,13 @@ fn a_fitness_without_a_gradient_is_a_share_of_errors_and_needs_data_that_shows_i
         let errors = first["loss"].as_f64().unwrap();
         assert!((least..=1.0).contains(&errors), "{fitness}: {lines}");
     }
-    let refused = home.command(&format!("{settings} exact-match --data text.txt")).output().unwrap();
-    let why = "--es-fitness exact-match compares answers, and a text has none; give --data with prompts";
-    assert!(support::texts(&refused).1.contains(why), "{}", support::texts(&refused).1);
+    // With a tokenizer texts are samples like others.
+    home.write("texts.jsonl", "{\"text\": \"All of this is learned.\"}\n".repeat(8));
+    for text in ["text.txt", "texts.jsonl"] {
+        let refused = home.command(&format!("{settings} exact-match --data {text}")).output().unwrap();
+        let why = "--es-fitness exact-match compares answers, and a text has none; give --data with prompts";
+        assert!(support::texts(&refused).1.contains(why), "{text}: {}", support::texts(&refused).1);
+    }
 }
 
 #[test]

@@ -145,6 +145,11 @@ pub(super) fn class(model: &Llama, mixture: &Mixture) -> Result<(&'static str, &
         (false, false, false, ExpertNames::Mixtral, None) if everywhere && mixture.normalised => {
             Ok(("MixtralForCausalLM", "mixtral"))
         }
+        (_, _, _, ExpertNames::Mixtral, _) if !mixture.normalised => Err(ConfigError::Unwritable(
+            "the weights of a Mixtral's experts add up to one, and a single expert is weighted by its probability here; \
+             choose two experts or more for each token"
+                .into(),
+        )),
         (true, false, false, ExpertNames::Qwen, Some(_)) if square => {
             Ok(("Qwen2MoeForCausalLM", "qwen2_moe"))
         }

@@ -75,6 +75,12 @@ impl AdapterKind {
         }
     }
 
+    /// Whether names of single experts' layers mean their stacked parameters. PEFT translates them for this kind alone, so for
+    /// others they name no module.
+    pub(super) fn names_experts(&self) -> bool {
+        matches!(self, AdapterKind::LowRank | AdapterKind::Dora)
+    }
+
     /// Whether adapters of this kind belong to modules.
     pub fn has_modules(&self) -> bool {
         !matches!(self, AdapterKind::Prompt(_) | AdapterKind::Prefix(_) | AdapterKind::Intrinsic(_))

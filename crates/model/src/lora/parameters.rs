@@ -68,7 +68,10 @@ impl Lora {
     pub(super) fn refuse_of_parameters(&self) -> Result<(), GraphError> {
         if self.kind != AdapterKind::LowRank {
             let kind = self.kind.name();
-            let why = format!("target parameters have no {kind}, in PEFT neither; name target modules only");
+            let why = format!(
+                "experts and other target parameters have no {kind}, in PEFT neither; name other modules in \
+                 lora_target_modules, such as q_proj,v_proj"
+            );
             return Err(refuse("lora", why));
         }
         if self.dropout > 0.0 {
@@ -92,7 +95,9 @@ impl Lora {
     ///
     /// When an expression takes too long.
     pub(super) fn mistakes_experts(&self, forward: &Graph) -> Result<bool, GraphError> {
-        let Some(names) = layer_names(forward) else { return Ok(false) };
+        let Some(names) = layer_names(forward).filter(|_| self.kind.names_experts()) else {
+            return Ok(false);
+        };
         match &self.targets {
             Targets::AllLinear => Ok(false),
             Targets::Names(targets) => {
@@ -156,13 +161,13 @@ impl Lora {
 
     /// The same adapters with the targets that PEFT makes of names of single experts' layers, see the module's
     /// documentation. Models whose experts are read under the names they have in memory keep their targets, and so do
-    /// adapters that belong to no module.
+    /// adapters of other kinds than `LoRA` and `DoRA`.
     ///
     /// # Errors
     ///
     /// When only one of gate and up is named, or a pattern means a layer whose name PEFT would take for an expert's.
     pub fn with_stacked_targets(mut self, forward: &Graph) -> Result<Lora, GraphError> {
-        let Some(names) = layer_names(forward).filter(|_| self.kind.has_modules()) else { return Ok(self) };
+        let Some(names) = layer_names(forward).filter(|_| self.kind.names_experts()) else { return Ok(self) };
         let given = match &self.targets {
             Targets::AllLinear => linear_names(forward).chain(names.map(|(old, _)| old.to_owned())).collect(),
             Targets::Names(names) => names.clone(),

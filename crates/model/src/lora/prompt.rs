@@ -68,7 +68,11 @@ impl Pass<'_> {
         let targets = forward.input_named("targets");
         let strange = |node: &&Node| {
             let reads = targets.is_some_and(|targets| node.inputs.contains(&targets));
-            reads && !matches!(node.op, Op::Reshape { .. })
+            let of_tokens = matches!(
+                node.op,
+                Op::Reshape { .. } | Op::ExpertLoad { .. } | Op::BalanceLoss(_) | Op::RouterZLoss { .. }
+            );
+            reads && !of_tokens
         };
         match forward.nodes().iter().find(strange) {
             Some(node) => {
@@ -91,7 +95,18 @@ impl Pass<'_> {
                 vec![g.embedding(text, at(1))] // (1, C)
             }
             Op::Reshape { .. } if name(0) == "targets" => vec![g.reshape(at(0), [self.rows * self.tokens])],
-            // The vectors are no tokens.
+            // The vectors are no tokens, neither of loads nor of losses of routers.
+            Op::ExpertLoad { .. } => {
+                let [p, indices] = [0, 1].map(|input| g.slice(at(input), 1, self.vectors.count, self.tokens)); // (B, T, E), (B, T, k)
+                let load = g.apply_all(node.op.clone(), &[p, indices, at(2)]);
+                g.node(load).outputs.clone()
+            }
+            Op::RouterZLoss { .. } => {
+                let all = g.reshape(at(2), [self.rows, self.vectors.count + self.tokens]); // (B, n + T)
+                let text = g.slice(all, 1, self.vectors.count, self.tokens); // (B, T)
+                let text = g.reshape(text, [self.rows * self.tokens]); // (B·T)
+                vec![g.apply(node.op.clone(), &[at(0), at(1), text])]
+            }
             Op::CountCopies { .. } => {
                 let [indices, places] =
                     [0, 1].map(|input| g.slice(at(input), 1, self.vectors.count, self.tokens)); // (B, T, k)

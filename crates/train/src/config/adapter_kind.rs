@@ -1,6 +1,6 @@
 //! The kind of new adapters, the settings that belong to each, and the modules that each has by default.
 
-use plimsoll_model::Architecture;
+use plimsoll_model::{Architecture, Llama, Mixture};
 
 use super::bounds::{mistake, within};
 use crate::error::TrainError;
@@ -157,20 +157,27 @@ pub(super) struct Scaled {
 /// Keys, values and the last product of feed-forward networks, as in the paper.
 pub(super) fn keys_values_and_networks(architecture: &Architecture) -> Scaled {
     let (keys_values, network): (&[&str], _) = match architecture {
-        Architecture::Gpt2(_) => (&["c_attn"], "mlp.c_proj"),
-        Architecture::Bert(_) => (&["key", "value"], "output.dense"),
-        Architecture::Llama(_) => (&["k_proj", "v_proj"], "down_proj"),
+        Architecture::Gpt2(_) => (&["c_attn"], Some("mlp.c_proj")),
+        Architecture::Bert(_) => (&["key", "value"], Some("output.dense")),
+        Architecture::Llama(model) => (&["k_proj", "v_proj"], dense_network(model)),
     };
-    let targets = keys_values.iter().copied().chain([network]).map(str::to_owned).collect();
-    Scaled { targets, feedforward: vec![network.to_owned()] }
+    let targets = keys_values.iter().copied().chain(network).map(str::to_owned).collect();
+    Scaled { targets, feedforward: network.into_iter().map(str::to_owned).collect() }
+}
+
+/// The last product of feed-forward networks that serve every token, if there are any: experts are no modules.
+fn dense_network(model: &Llama) -> Option<&'static str> {
+    let everywhere = |mixture: &Mixture| (0..model.layers).all(|layer| mixture.is_sparse(layer));
+    let only_experts = |mixture: &Mixture| mixture.shared.is_none() && everywhere(mixture);
+    (!model.mixture.as_ref().is_some_and(only_experts)).then_some("down_proj")
 }
 
 /// The last products of attention and of the feed-forward network, behind which the paper has its adapters.
 pub(super) fn last_products(architecture: &Architecture) -> Vec<String> {
-    let names: &[&str] = match architecture {
-        Architecture::Gpt2(_) => &["c_proj"],
-        Architecture::Bert(_) => &["output.dense"],
-        Architecture::Llama(_) => &["o_proj", "down_proj"],
+    let (attention, network) = match architecture {
+        Architecture::Gpt2(_) => ("c_proj", None),
+        Architecture::Bert(_) => ("output.dense", None),
+        Architecture::Llama(model) => ("o_proj", dense_network(model)),
     };
-    names.iter().map(|&name| name.to_owned()).collect()
+    [attention].into_iter().chain(network).map(str::to_owned).collect()
 }

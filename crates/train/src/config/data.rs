@@ -20,6 +20,7 @@ use crate::data::{holds_samples, shown};
 use crate::error::TrainError;
 use crate::memory;
 use crate::memory::Budget;
+use crate::optimizer::Fitness;
 use crate::settings::RawConfig;
 
 /// Where sequences come from.
@@ -188,6 +189,9 @@ impl Config {
             memory: budget.total.0,
         };
         let dataset = Dataset::open(&spec, &tokenizer, progress)?;
+        if !dataset.prompts && self.options.optimizer.fitness == Fitness::ExactMatch {
+            return Err(no_answers());
+        }
         self.settle(dataset.classes.max(dataset.labels.len()), &dataset.labels)?;
         let skipped = dataset.first_skipped.map(|first| (dataset.skipped, first));
         let mut train = Source::Corpus(dataset.train);
@@ -311,6 +315,14 @@ impl Config {
             }
         }
     }
+}
+
+/// The refusal to count right answers where there are only texts.
+pub(super) fn no_answers() -> TrainError {
+    mistake(
+        "--es-fitness exact-match compares answers, and a text has none; give --data with prompts or conversations, or take \
+         --es-fitness accuracy",
+    )
 }
 
 /// A folder for tokenised data in the system's temporary folder, used if no other is stated. It must belong to this

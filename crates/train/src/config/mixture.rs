@@ -2,9 +2,10 @@
 
 use plimsoll_model::{Architecture, BalanceGroup, Mixture, RouterLosses};
 
-use super::Config;
 use super::bounds::{mistake, shortest};
+use super::{Config, Origin};
 use crate::error::TrainError;
+use crate::pretrained::choice_of_experts;
 use crate::settings::RawConfig;
 
 /// How far a step moves a bias, as DeepSeek-V3 was trained.
@@ -17,6 +18,10 @@ const UNSAVED_BIASES: &str = "biases that steer experts are in checkpoints and n
 const UNSAVED_CAPACITY: &str = "the capacity of experts is not in the saved model's config.json: `generate` and transformers leave out \
                                 no token, and a run that trains the model further must state the capacity again";
 
+/// Note on a choice of experts under an adapter.
+const UNSAVED_CHOICE: &str = "the number of experts for each token is not in the adapter's folder: `generate` and PEFT take that of the \
+                              base model's config.json, and a run that trains the adapter further must state it again";
+
 impl Config {
     /// Notes on settings of experts that this run trains with and its saved model does not contain.
     pub(crate) fn unsaved(&self) -> Vec<&'static str> {
@@ -24,7 +29,18 @@ impl Config {
         let mixture = model.mixture.as_ref().filter(|_| self.output.is_some());
         let biases = mixture.filter(|mixture| mixture.losses.steering > 0.0).map(|_| UNSAVED_BIASES);
         let capacity = mixture.and_then(|mixture| mixture.capacity).map(|_| UNSAVED_CAPACITY);
-        biases.into_iter().chain(capacity).collect()
+        let choice = mixture.filter(|_| self.adapts_another_choice()).map(|_| UNSAVED_CHOICE);
+        biases.into_iter().chain(capacity).chain(choice).collect()
+    }
+
+    /// Whether adapters are trained over another choice of experts than that of the model's folder.
+    fn adapts_another_choice(&self) -> bool {
+        match &self.origin {
+            Origin::Pretrained(base) if self.model.lora.is_some() => {
+                choice_of_experts(&base.configuration) != choice_of_experts(&self.configuration)
+            }
+            _ => false,
+        }
     }
 }
 
@@ -137,8 +153,8 @@ fn from_zero(flag: &str, number: f64) -> Result<f32, TrainError> {
 }
 
 fn above_zero(flag: &str, number: f64) -> Result<f32, TrainError> {
-    match from_zero(flag, number)? {
-        number if number > 0.0 => Ok(number),
+    match from_zero(flag, number) {
+        Ok(number) if number > 0.0 => Ok(number),
         _ => Err(mistake(format!("{flag} must be above 0, got {number}"))),
     }
 }
@@ -217,12 +233,34 @@ mod tests {
     }
 
     #[test]
+    fn an_adapter_over_another_number_of_experts_notes_that_its_folder_does_not_keep_it() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/hf/olmoe");
+        let unsaved = |chosen: Option<usize>, lora_r: Option<usize>| {
+            let raw = RawConfig {
+                model: Some(folder.to_owned()),
+                num_experts_per_tok: chosen,
+                lora_r,
+                output_dir: Some("trained".into()),
+                seq_len: Some(16),
+                memory: Some("64MiB".to_owned()),
+                ..RawConfig::default()
+            };
+            Config::check(&raw).unwrap().unsaved()
+        };
+        assert_eq!(unsaved(Some(1), Some(2)), [UNSAVED_CHOICE]);
+        for (chosen, lora_r) in [(None, Some(2)), (Some(2), Some(2)), (Some(1), None)] {
+            assert!(unsaved(chosen, lora_r).is_empty(), "{chosen:?} {lora_r:?}");
+        }
+    }
+
+    #[test]
     fn settings_that_cannot_be_are_refused_with_a_way_out() {
         let none = RawConfig::default;
         let refused = |raw: &RawConfig| apply(raw, tiny()).unwrap_err().to_string();
         for (raw, told) in vec![
             (RawConfig { num_experts_per_tok: Some(9), ..none() }, "the model has 8 experts; give 1 to 8"),
             (RawConfig { expert_capacity_factor: Some(0.0), ..none() }, "must be above 0, got 0"),
+            (RawConfig { expert_capacity_factor: Some(-1.0), ..none() }, "must be above 0, got -1"),
             (RawConfig { router_jitter_noise: Some(1.0), ..none() }, "at least 0 and below 1, got 1"),
             (
                 RawConfig { router_aux_loss: Some("tokens".into()), ..none() },

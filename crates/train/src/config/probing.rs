@@ -2,6 +2,7 @@
 
 use super::DataConfig;
 use super::bounds::mistake;
+use super::data::no_answers;
 use crate::data::Task;
 use crate::error::TrainError;
 use crate::optimizer::{Fitness, OptimizerKind};
@@ -62,9 +63,7 @@ pub(super) fn check_fitness(fitness: Fitness, task: &Task, data: &DataConfig) ->
         (Fitness::ExactMatch, Task::Masked, _) => {
             "compares answers, and hidden words are none; take --es-fitness accuracy"
         }
-        (Fitness::ExactMatch, _, DataConfig::Text(_)) => {
-            "compares answers, and a text has none; give --data with prompts or conversations, or take --es-fitness accuracy"
-        }
+        (Fitness::ExactMatch, _, DataConfig::Text(_)) => return Err(no_answers()),
         _ => return Ok(()),
     };
     Err(mistake(format!("--es-fitness {name} {why}")))

@@ -4,6 +4,7 @@
 //! transformers keeps them as f32.
 
 use plimsoll_graph::op::Quantised;
+use plimsoll_model::lora::AdapterKind;
 
 use super::bounds::mistake;
 use super::{LanguageModel, Origin};
@@ -23,7 +24,18 @@ pub(super) fn base(
     };
     let asked = asked(raw, stored)?;
     let Some(form) = asked.or(stored) else { return refuse_alone(raw).map(|()| None) };
-    let Some(lora) = &model.lora else { return Err(frozen(asked, origin)) };
+    let Some(lora) = &model.lora else {
+        let frozen = frozen(asked, origin);
+        return Err(mistake(format!(
+            "{frozen}; add --lora-r, the rank of adapters that are trained over them"
+        )));
+    };
+    if let AdapterKind::Intrinsic(_) = lora.kind {
+        return Err(mistake(format!(
+            "{}, and a subspace moves them; give --lora-r in place of --intrinsic-dimension",
+            frozen(asked, origin)
+        )));
+    }
     let forward = model.architecture.training(1, 1)?;
     let skipped = raw.llm_int8_skip_modules.clone().unwrap_or_default();
     match origin {
@@ -75,16 +87,15 @@ fn refuse_alone(raw: &RawConfig) -> Result<(), TrainError> {
     }
 }
 
-/// The refusal to train weights that are kept in few bits.
-fn frozen(asked: Option<Quantised>, origin: &Origin) -> TrainError {
-    let what = match (asked, origin) {
+/// Why weights that are kept in few bits cannot be trained.
+fn frozen(asked: Option<Quantised>, origin: &Origin) -> String {
+    match (asked, origin) {
         (None, Origin::Pretrained(folder)) => {
             format!("the weights in {} are quantised and cannot be trained", folder.folder.display())
         }
         (Some(Quantised::Int8), _) => "--load-in-8bit freezes the model's weights".to_owned(),
         _ => "--load-in-4bit freezes the model's weights".to_owned(),
-    };
-    mistake(format!("{what}; add --lora-r, the rank of adapters that are trained over them"))
+    }
 }
 
 /// The settings that reproduce this base.

@@ -128,28 +128,30 @@ impl Shape {
     }
 
     /// Removes the pieces of which nothing is learned: a step of only such pieces would learn from no data. Returns how
-    /// many there were.
+    /// many there were, and whether some target of any piece belongs to a prompt.
     pub(super) fn leave_out_untaught(
         &self,
         pieces: &mut Vec<Piece>,
         cache: &Cache,
-    ) -> Result<u64, DataError> {
+    ) -> Result<(u64, bool), DataError> {
         if self.task != Task::Causal {
-            return Ok(0);
+            return Ok((0, false));
         }
         let (all, mut fault, mut bytes) = (pieces.len(), Ok(()), vec![0; 4 * self.seq_len]);
+        let mut prompts = false;
         pieces.retain(|piece| {
             reading::step();
             let targets = &mut bytes[..4 * piece.len as usize];
-            match cache.read(piece.first + 1, targets) {
-                Ok(()) => targets.as_chunks().0.iter().any(|&id| u32::from_le_bytes(id) & UNLEARNED == 0),
-                Err(error) => {
-                    fault = Err(error);
-                    false
-                }
+            if let Err(error) = cache.read(piece.first + 1, targets) {
+                fault = Err(error);
+                return false;
             }
+            let learned = |id: &[u8; 4]| u32::from_le_bytes(*id) & UNLEARNED == 0;
+            let (targets, _) = targets.as_chunks();
+            prompts |= !targets.iter().all(learned);
+            targets.iter().any(learned)
         });
-        fault.map(|()| (all - pieces.len()) as u64)
+        fault.map(|()| ((all - pieces.len()) as u64, prompts))
     }
 
     fn pack(&self, pieces: Vec<Piece>) -> Packing {

@@ -34,6 +34,8 @@ pub struct Dataset {
     pub unread_labels: u64,
     /// Samples, or row-long parts of them, that were left out because nothing in them is learned.
     pub untaught: u64,
+    /// Whether some samples are prompts with answers, and not texts that are learned from end to end.
+    pub prompts: bool,
     /// How much data there is to train on.
     pub counts: Counts,
 }
@@ -70,12 +72,13 @@ impl Dataset {
         let all = || caches.iter().chain(&apart.0);
         let labels = all_labels(spec, all().zip(spec.parts.iter().chain(apart.1)))?;
 
-        let (mut train, mut judge, mut untaught) = (Vec::new(), Vec::new(), 0);
+        let (mut train, mut judge, mut untaught, mut prompts) = (Vec::new(), Vec::new(), 0, false);
         let mut counts = Counts::default();
         let mut pieces_of = |cache: &Cache, part: &Part| {
             let mut pieces = shape.pieces(cache);
-            let left_out = shape.leave_out_untaught(&mut pieces, cache)?;
+            let (left_out, some_prompts) = shape.leave_out_untaught(&mut pieces, cache)?;
             untaught += left_out;
+            prompts |= some_prompts;
             if pieces.is_empty() && left_out > 0 {
                 return Err(DataError::NoTargets { path: part.path.clone(), seq_len: spec.seq_len });
             }
@@ -111,6 +114,7 @@ impl Dataset {
             labels,
             skipped: notes().map(|notes| notes.skipped).sum(),
             untaught,
+            prompts,
             seams: notes().map(|notes| notes.seams).sum(),
             unread_labels: notes().map(|notes| notes.unread_labels).sum(),
             first_skipped: notes().find_map(|notes| notes.first_skipped.clone()),

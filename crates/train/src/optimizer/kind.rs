@@ -80,7 +80,12 @@ impl FromStr for OptimizerKind {
         let known = NAMES.iter().find(|(known, _)| *known == name);
         known.map(|&(_, kind)| kind).ok_or_else(|| {
             let names = NAMES.map(|(known, _)| known).join(", ");
-            format!("there is no optimizer `{name}`; known are {names}")
+            let instead = if name.starts_with("galore_") {
+                "apollo_adamw keeps moments of projected gradients too; "
+            } else {
+                ""
+            };
+            format!("there is no optimizer `{name}`; {instead}known are {names}")
         })
     }
 }

@@ -379,6 +379,9 @@ mod tests {
              lion_32bit, lion_8bit, adafactor, muon, apollo_adamw, apollo_adamw_layerwise, mezo, es, paged_adamw_32bit, paged_adamw_8bit, paged_lion_32bit, \
              paged_lion_8bit"
         );
+        let error = "galore_adamw_8bit".parse::<OptimizerKind>().unwrap_err();
+        let told = "there is no optimizer `galore_adamw_8bit`; apollo_adamw keeps moments of projected gradients too; known are";
+        assert!(error.starts_with(told), "{error}");
         let wrong = Optimizer { beta2: 1.0, ..Optimizer::default() };
         let error = classifier(&wrong, StateStorage::default()).unwrap_err();
         assert_eq!(error.to_string(), "optimizer: adam_beta2 must be at least 0 and below 1, got 1");

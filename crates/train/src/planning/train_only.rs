@@ -3,6 +3,9 @@
 use plimsoll_graph::{Graph, GraphError, StateKind, freeze};
 use plimsoll_model::lora::Pattern;
 
+/// What an error is about.
+const WHAT: &str = "train_only";
+
 /// The choice of parameters: those in whose name one of the expressions is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainOnly(Vec<Pattern>);
@@ -14,7 +17,8 @@ impl TrainOnly {
     ///
     /// When one is no regular expression.
     pub fn new(expressions: &[String]) -> Result<TrainOnly, GraphError> {
-        expressions.iter().map(|text| Pattern::anywhere(text)).collect::<Result<_, _>>().map(TrainOnly)
+        let patterns = expressions.iter().map(|text| Pattern::anywhere(text)).collect::<Result<_, _>>();
+        patterns.map(TrainOnly).map_err(|error| GraphError { what: WHAT.into(), ..error })
     }
 
     /// The expressions as they were written.
@@ -39,14 +43,26 @@ impl TrainOnly {
                 }
             }
             if chosen.len() == before {
-                let example = graph.states().first().map_or("", |state| state.name.as_str());
-                let why = format!(
-                    "`{}` is found in no name of a parameter; names are such as `{example}`",
-                    pattern.text()
-                );
-                return Err(GraphError { what: "train_only".into(), block: String::new(), why, at: None });
+                let why = format!("`{}` {}", pattern.text(), found_nowhere(&graph, pattern)?);
+                return Err(GraphError { what: WHAT.into(), block: String::new(), why, at: None });
             }
         }
         freeze(graph, |name| chosen.iter().any(|known| known == name))
     }
+}
+
+/// Says of an expression that is in no name of a parameter how to find one that is.
+fn found_nowhere(graph: &Graph, pattern: &Pattern) -> Result<String, GraphError> {
+    for group in graph.states() {
+        for part in &group.parts {
+            if pattern.fits(&part.name)? {
+                let (part, group) = (&part.name, &group.name);
+                return Ok(format!(
+                    "is found in `{part}` alone, a part of `{group}`, which is trained as a whole"
+                ));
+            }
+        }
+    }
+    let example = graph.states().first().map_or("", |state| state.name.as_str());
+    Ok(format!("is found in no name of a parameter; names are such as `{example}`"))
 }

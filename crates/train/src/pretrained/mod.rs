@@ -37,6 +37,8 @@ pub(crate) use prepared_adapters::prepare_adapters;
 /// Keys of a `config.json` that are about the head.
 const HEAD: [&str; 6] =
     ["architectures", "classifier_dropout", "id2label", "label2id", "num_labels", "problem_type"];
+/// Keys of `config.json` that say how experts are chosen.
+const CHOICE_OF_EXPERTS: [&str; 2] = ["num_experts_per_tok", "norm_topk_prob"];
 
 /// A model in a folder.
 #[derive(Clone, Debug)]
@@ -184,17 +186,20 @@ impl Pretrained {
         }
     }
 
-    /// The `config.json` of this model with the head that `configuration` has.
+    /// The `config.json` of this model with the head and the choice of experts that `configuration` has.
     pub(crate) fn config_with(
         &self,
         configuration: &Configuration,
     ) -> Result<Map<String, Value>, TrainError> {
         let mut config = self.config_map()?;
-        if self.has_head_of(configuration) {
+        let same_choice = choice_of_experts(&self.configuration) == choice_of_experts(configuration);
+        if self.has_head_of(configuration) && same_choice {
             return Ok(config);
         }
         let written = configuration.to_config().map_err(|error| TrainError::Config(error.to_string()))?;
-        for key in HEAD {
+        let head: &[&str] = if self.has_head_of(configuration) { &[] } else { &HEAD };
+        let choice: &[&str] = if same_choice { &[] } else { &CHOICE_OF_EXPERTS };
+        for &key in head.iter().chain(choice) {
             match written.get(key) {
                 Some(value) => config.insert(key.into(), value.clone()),
                 None => config.remove(key),
@@ -219,6 +224,12 @@ impl Pretrained {
     fn name(&self) -> String {
         hub::id_of(&self.folder).unwrap_or_else(|| self.folder.display().to_string())
     }
+}
+
+/// How many experts a token goes to, and whether their weights add up to one; none for a model without experts.
+pub(crate) fn choice_of_experts(configuration: &Configuration) -> Option<(usize, bool)> {
+    let Architecture::Llama(model) = &configuration.architecture else { return None };
+    model.mixture.as_ref().map(|mixture| (mixture.chosen, mixture.normalised))
 }
 
 /// The contents of a `config.json` from its text; a fault names the file at `path`.

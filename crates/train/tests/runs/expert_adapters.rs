@@ -10,22 +10,24 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use plimsoll_graph::{Op, Phase, Precision, StateKind, Type, differentiate};
-use plimsoll_model::lora::{WayOut, file_name};
+use plimsoll_model::lora::{AdapterKind, FeedForward, WayOut, file_name};
 use plimsoll_model::{Architecture, Lora, Preset, RouterLosses, Targets};
 use plimsoll_plan::{Choice, Strategy};
 use plimsoll_train::files::ModelFolder;
 use plimsoll_train::pretrained::{AdapterFolder, Pretrained, adapter_form, merge};
-use plimsoll_train::{Adapted, LanguageModel, Model, Options, Run};
+use plimsoll_train::{Adapted, Config, LanguageModel, Model, Options, RawConfig, Run};
 
 use crate::arena::{DISK, InArena, assert_planned_peak, exactly, start};
 use crate::support::{Batch, GOLDEN_SEQ, Golden, STRATEGIES, distance, options, parameters, train_to_bits};
 
-const CASES: [(&str, &str); 5] = [
+const CASES: [(&str, &str); 7] = [
     ("mixtral_experts", "mixtral"),
     ("mixtral_all", "mixtral"),
     ("qwen2_moe_experts", "qwen2-moe"),
     ("qwen3_moe_experts", "qwen3-moe"),
     ("olmoe_layers", "olmoe"),
+    ("mixtral_ia3", "mixtral"),
+    ("qwen2_moe_ia3", "qwen2-moe"),
 ];
 const LOSS: f32 = 2e-6;
 /// For a router's adapter, whose gradient is a sum over experts in which most terms cancel. All others are below 4·10⁻⁶.
@@ -175,7 +177,7 @@ fn merged_tensors_of_every_expert_are_those_of_peft_and_others_stay() {
         }
         let golden = case.golden.names().iter().filter(|name| name.starts_with("merged.")).count();
         assert_eq!(changed, golden, "{}", case.name);
-        assert!(changed >= 10 && stayed >= 5, "{}: {changed} {stayed}", case.name);
+        assert!(changed >= 4 && stayed >= 5, "{}: {changed} {stayed}", case.name);
     }
 }
 
@@ -330,8 +332,39 @@ fn targets_that_experts_cannot_have_are_refused_with_a_way_out() {
         fault(of(&["q_proj"], &["q_proj.weight"]), "tiny-moe"),
         "lora: `model.layers.0.self_attn.q_proj` is a target module and its weight a target parameter; name it once"
     );
+    assert_eq!(
+        fault(Lora { kind: AdapterKind::Dora, ..Lora::default() }, "tiny-moe"),
+        "lora: experts and other target parameters have no DoRA, in PEFT neither; name other modules in \
+         lora_target_modules, such as q_proj,v_proj"
+    );
     let saved = Lora { modules_to_save: names(&["experts"]), ..Lora::default() };
     assert!(fault(saved, "tiny-moe").contains("is a weight of experts, which cannot be saved as a whole"));
+}
+
+/// PEFT translates names of experts for LoRA alone: for other kinds an expert is no module.
+#[test]
+fn kinds_that_experts_have_no_adapters_of_take_the_modules_that_serve_every_token() {
+    for (preset, of_network) in
+        [("mixtral-8x7b", false), ("tiny-moe", false), ("qwen1.5-moe-a2.7b", true), ("tiny", true)]
+    {
+        let network: &[&str] = if of_network { &["down_proj"] } else { &[] };
+        for (kind, attention) in [("ia3", &["k_proj", "v_proj"][..]), ("bottleneck", &["o_proj"])] {
+            let raw = RawConfig {
+                model: Some(preset.to_owned()),
+                peft_type: Some(kind.to_owned()),
+                seq_len: Some(16),
+                memory: Some("1TiB".to_owned()),
+                ..RawConfig::default()
+            };
+            let lora = Config::check(&raw).unwrap().model.lora.unwrap();
+            let names = |names: &[&[&str]]| names.concat().into_iter().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(lora.targets, Targets::Names(names(&[attention, network])), "{preset} {kind}");
+            assert!(lora.target_parameters.is_empty(), "{preset} {kind}");
+            if let AdapterKind::Ia3(feedforward) = lora.kind {
+                assert_eq!(feedforward, FeedForward::Names(names(&[network])), "{preset}");
+            }
+        }
+    }
 }
 
 #[test]

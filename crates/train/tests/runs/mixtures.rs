@@ -13,7 +13,7 @@ use plimsoll_graph::{Graph, GraphError, StateKind};
 use plimsoll_model::{Architecture, BalanceGroup};
 use plimsoll_plan::{Role, Strategy};
 use plimsoll_train::files::{ModelFolder, ModelFormat};
-use plimsoll_train::{Model, Options, Run};
+use plimsoll_train::{Config, Model, Options, RawConfig, Run};
 
 use crate::support::{Batch, GOLDEN_SEQ, Golden, STRATEGIES, distance, options, parameters};
 

@@ -306,6 +306,18 @@ fn a_base_that_cannot_be_quantised_or_trained_is_refused_in_one_sentence() {
         fault(RawConfig { bnb_4bit_use_double_quant: Some(true), ..with_rank.clone() }),
         "bnb_4bit_use_double_quant needs load_in_4bit"
     );
+    let moved = RawConfig { intrinsic_dimension: Some(8), ..plain.clone() };
+    assert_eq!(
+        fault(RawConfig { load_in_8bit: Some(true), ..moved.clone() }),
+        "load_in_8bit freezes the model's weights, and a subspace moves them; give lora_r in place of intrinsic_dimension"
+    );
+    assert_eq!(
+        fault(RawConfig { model: Some(folder.clone()), ..moved }),
+        format!(
+            "the weights in {folder} are quantised and cannot be trained, and a subspace moves them; give lora_r in place \
+             of intrinsic_dimension"
+        )
+    );
     let other = RawConfig { model: Some(folder), load_in_8bit: Some(true), ..with_rank.clone() };
     assert!(
         fault(other).contains("are quantised as nf4, scales in 8 bits, and int8 is asked for; leave out")

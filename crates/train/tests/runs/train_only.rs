@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_graph::{Phase, StateKind};
+use plimsoll_model::Preset;
 use plimsoll_plan::Strategy;
 use plimsoll_train::{
     Config, LanguageModel, Optimizer, OptimizerKind, Options, RawConfig, TrainOnly, program,
@@ -77,5 +78,12 @@ fn expressions_that_fit_nothing_and_adapters_beside_them_are_refused() {
     let why = Config::check(&raw).unwrap_err().to_string();
     assert!(why.starts_with("train_only chooses among the model's own weights"), "{why}");
     let raw = RawConfig { train_only: Some(vec!["(".into()]), lora_r: None, ..raw };
-    assert!(Config::check(&raw).unwrap_err().to_string().contains("`(` is no regular expression"));
+    let why = Config::check(&raw).unwrap_err().to_string();
+    assert!(why.starts_with("train_only: `(` is no regular expression"), "{why}");
+    let architecture = Preset::from_name("tiny-moe").unwrap().model;
+    let model = LanguageModel { architecture, ..model };
+    let why = program(&model, &*device, &only(&[r"experts\.3\.up"]), 2).unwrap_err().to_string();
+    let told = r"train_only: `experts\.3\.up` is found in `model.layers.0.mlp.experts.3.up_proj.weight` alone, a part of \
+                 `model.layers.0.mlp.experts.up_proj`, which is trained as a whole";
+    assert_eq!(why, told);
 }

@@ -61,6 +61,38 @@ fn accumulation_changes_only_the_order_of_sums_where_tokens_overflow() {
     }
 }
 
+/// The settings of a run that trains a folder with so many experts for each token.
+fn choosing(name: &str, chosen: usize) -> RawConfig {
+    RawConfig {
+        model: Some(path(name).display().to_string()),
+        num_experts_per_tok: Some(chosen),
+        output_dir: Some("trained".into()),
+        seq_len: Some(GOLDEN_SEQ),
+        memory: Some("64MiB".to_owned()),
+        ..RawConfig::default()
+    }
+}
+
+#[test]
+fn another_number_of_experts_for_each_token_is_in_the_config_of_the_trained_model() {
+    for (name, chosen) in [("qwen2-moe", 1), ("qwen3-moe", 1), ("olmoe", 1), ("olmoe", 3), ("mixtral", 3)] {
+        let config = Config::check(&choosing(name, chosen)).unwrap();
+        let form = config.form().unwrap();
+        let (_, text) = form.texts.iter().find(|(file, _)| file == "config.json").unwrap();
+        let choice = |architecture: &Architecture| {
+            let Architecture::Llama(model) = architecture else { panic!("{name} is a mixture") };
+            let mixture = model.mixture.as_ref().unwrap();
+            (mixture.chosen, mixture.normalised)
+        };
+        let read = choice(&Architecture::from_config(text).unwrap().architecture);
+        assert_eq!(read, choice(&config.model.architecture), "{name}");
+        assert_eq!(read.0, chosen, "{name}");
+    }
+    let config = Config::check(&choosing("mixtral", 1)).unwrap();
+    let error = config.form().unwrap_err().to_string();
+    assert!(error.contains("choose two experts or more for each token"), "{error}");
+}
+
 #[test]
 fn a_capacity_below_one_row_is_refused_with_the_least_that_is_not() {
     let mut folder = switch("mixtral");
