@@ -56,8 +56,38 @@ impl fmt::Display for Value {
 /// FNV-1a of a name. Fixed here, and not left to a hasher that may change between releases, because it is part
 /// of what makes a run repeatable.
 pub fn name_hash(name: &str) -> u64 {
-    name.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    let mut hashed = NameHash::default();
+    hashed.add(name);
+    hashed.hash()
+}
+
+/// The [`name_hash`] of a text that is written piece by piece and not held as a whole.
+#[derive(Clone, Copy, Debug)]
+pub struct NameHash(u64);
+
+impl Default for NameHash {
+    fn default() -> NameHash {
+        NameHash(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl NameHash {
+    /// The hash of everything written so far.
+    pub fn hash(self) -> u64 {
+        self.0
+    }
+
+    fn add(&mut self, piece: &str) {
+        let add = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        self.0 = piece.bytes().fold(self.0, add);
+    }
+}
+
+impl fmt::Write for NameHash {
+    fn write_str(&mut self, piece: &str) -> fmt::Result {
+        self.add(piece);
+        Ok(())
+    }
 }
 
 /// Which part of a training step a node belongs to. Nodes are in this order.
