@@ -5,12 +5,11 @@
 //! mistake is remembered together with the line of the caller's code, everything after it is ignored,
 //! and [`Graph::finish`] reports it.
 
-use std::collections::BTreeMap;
 use std::panic::Location;
 
 use crate::graph::{
-    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, Tally, ValueInfo,
-    ValueSource, tally_name,
+    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, StateNames,
+    Tally, ValueInfo, ValueSource, tally_name,
 };
 use crate::{DType, GraphError, Op, Shape, Type, Value, infer};
 
@@ -28,7 +27,7 @@ impl Graph {
             nodes: Vec::new(),
             values: Vec::new(),
             states: Vec::new(),
-            state_ids: BTreeMap::new(),
+            state_names: StateNames::default(),
             blocks: vec![root],
             inputs: Vec::new(),
             outputs: Vec::new(),
@@ -312,7 +311,7 @@ impl Graph {
         }
         let id = StateId(self.states.len() as u32);
         let value = self.push_value(ty, ValueSource::State, Some((id, 0)));
-        self.state_ids.insert(name.clone(), id);
+        self.state_names.add(&name, id);
         self.states.push(State {
             name,
             ty,

@@ -10,7 +10,8 @@
 //!
 //! [`Graph::verify`](crate::verify) checks that no node reads version 1 after version 2 is written.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use crate::{Op, Shape, Type};
@@ -56,8 +57,62 @@ impl fmt::Display for Value {
 /// FNV-1a of a name. Fixed here, and not left to a hasher that may change between releases, because it is part
 /// of what makes a run repeatable.
 pub fn name_hash(name: &str) -> u64 {
-    name.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    let mut hashed = NameHash::default();
+    hashed.add(name);
+    hashed.hash()
+}
+
+/// The [`name_hash`] of a text that is written piece by piece and not held as a whole.
+#[derive(Clone, Copy, Debug)]
+pub struct NameHash(u64);
+
+impl Default for NameHash {
+    fn default() -> NameHash {
+        NameHash(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl NameHash {
+    /// The hash of everything written so far.
+    pub fn hash(self) -> u64 {
+        self.0
+    }
+
+    fn add(&mut self, piece: &str) {
+        let add = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        self.0 = piece.bytes().fold(self.0, add);
+    }
+}
+
+impl fmt::Write for NameHash {
+    fn write_str(&mut self, piece: &str) -> fmt::Result {
+        self.add(piece);
+        Ok(())
+    }
+}
+
+/// Finds state by its name. Names of deep models are long and begin alike, so a tree of them compares thousands of bytes for
+/// each question; hashes differ at once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StateNames {
+    by_hash: HashMap<u64, StateId>,
+    /// State whose name has the hash of an earlier one.
+    others: BTreeMap<String, StateId>,
+}
+
+impl StateNames {
+    pub(crate) fn find(&self, name: &str, states: &[State]) -> Option<StateId> {
+        let &first = self.by_hash.get(&name_hash(name))?;
+        if states[first.index()].name == name { Some(first) } else { self.others.get(name).copied() }
+    }
+
+    /// Adds a name that is not there yet.
+    pub(crate) fn add(&mut self, name: &str, id: StateId) {
+        match self.by_hash.entry(name_hash(name)) {
+            Entry::Vacant(place) => drop(place.insert(id)),
+            Entry::Occupied(_) => drop(self.others.insert(name.to_owned(), id)),
+        }
+    }
 }
 
 /// Which part of a training step a node belongs to. Nodes are in this order.
@@ -250,7 +305,7 @@ pub struct Graph {
     pub(crate) values: Vec<ValueInfo>,
     pub(crate) states: Vec<State>,
     /// The states by name.
-    pub(crate) state_ids: BTreeMap<String, StateId>,
+    pub(crate) state_names: StateNames,
     pub(crate) blocks: Vec<Block>,
     pub(crate) inputs: Vec<Value>,
     pub(crate) outputs: Vec<(String, Value)>,
@@ -314,7 +369,7 @@ impl Graph {
 
     /// The range of state of that name.
     pub fn state_named(&self, name: &str) -> Option<StateId> {
-        self.state_ids.get(name).copied()
+        self.state_names.find(name, &self.states)
     }
 
     /// All blocks; the first is the root.
@@ -419,5 +474,25 @@ impl Graph {
     pub fn trainable_elements(&self) -> usize {
         let trainable = |state: &&State| matches!(state.kind, StateKind::Parameter { trainable: true });
         self.states.iter().filter(trainable).map(|state| state.ty.shape.elements()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_whose_hash_belongs_to_another_is_found_and_a_name_that_is_not_there_is_not() {
+        let mut graph = Graph::new();
+        for name in ["a", "b"] {
+            graph.param(name, [1], Init::Fill(0.0));
+        }
+        let [a, b] = ["a", "b"].map(|name| graph.state_named(name).unwrap());
+        // As if the names had one hash.
+        let mut names = StateNames::default();
+        names.by_hash.insert(name_hash("b"), a);
+        names.add("b", b);
+        assert_eq!(names.find("b", &graph.states), Some(b));
+        assert_eq!((names.find("a", &graph.states), graph.state_named("c")), (None, None));
     }
 }

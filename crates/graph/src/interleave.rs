@@ -99,10 +99,14 @@ fn last_reads(graph: &Graph) -> Vec<usize> {
 /// Nodes in the order `order`; an update node takes phase, block and layer of the node it follows.
 fn permute(mut graph: Graph, order: &[usize], behind: &[usize]) -> Graph {
     let old = std::mem::take(&mut graph.nodes);
-    for (index, &from) in order.iter().enumerate() {
-        let mut node = old[from].clone();
+    let places: Vec<_> = old.iter().map(|node| (node.block, node.derivative_of)).collect();
+    let mut old: Vec<Option<Node>> = old.into_iter().map(Some).collect();
+    // Each node is moved once: `order` names each index once.
+    for (index, (from, mut node)) in
+        order.iter().filter_map(|&from| Some((from, old[from].take()?))).enumerate()
+    {
         if node.phase == Phase::Update {
-            let Node { block, derivative_of, .. } = old[behind[from]];
+            let (block, derivative_of) = places[behind[from]];
             // Forward nodes did not move, so a derivative still names the right forward node.
             node = Node { phase: Phase::Backward, block, derivative_of, ..node };
         }

@@ -57,8 +57,8 @@ pub use error::GraphError;
 pub use freeze::freeze;
 pub use fuse::fuse;
 pub use graph::{
-    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, StatePart,
-    Steered, Tally, Value, ValueInfo, ValueSource, name_hash,
+    AddedLoss, Block, BlockId, Graph, Init, NameHash, Node, NodeId, Phase, State, StateId, StateKind,
+    StatePart, Steered, Tally, Value, ValueInfo, ValueSource, name_hash,
 };
 pub use interleave::interleave;
 pub use layers::{Chain, IGNORED_TARGET};

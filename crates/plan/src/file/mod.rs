@@ -10,15 +10,17 @@
 //! file is trusted no more than the planner is. The hash of the whole file detects damage, not malice; malice meets the
 //! judge.
 //!
-//! [`write()`] and [`Saved::parse`] are here, the form of a schedule in `rows`, the names of differences in `items`.
+//! [`write()`] and [`Saved::parse`] are here, the form of a schedule in `rows`, the lists of a text in `body`, the names of
+//! differences in `items`.
 
+mod body;
 mod items;
 mod rows;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use plimsoll_graph::name_hash;
+use plimsoll_graph::{NameHash, name_hash};
 use serde_json::{Map, Value, json};
 
 use crate::bytes::{ArenaBytes, ProcessBytes};
@@ -29,6 +31,7 @@ use crate::program::{Costed, Program, Purpose, StateDiffers, StateRange};
 use crate::recompute::Strategy;
 use crate::schedule::ReplayError;
 use crate::search::Choice;
+use body::Body;
 
 /// The form this version writes and reads.
 const VERSION: u64 = 4;
@@ -99,19 +102,41 @@ impl From<PlanError> for PlanFileError {
     }
 }
 
-/// The text of a plan file; `budget` is what the process was allowed.
+/// The text of a plan file; `budget` is what the process was allowed. It is written row by row: a long plan has millions of
+/// numbers, and a process that plans in a small budget has no room for them as a tree.
 pub fn write(choice: &Choice, budget: ProcessBytes) -> String {
+    let mut text = seal();
+    let hash_at = text.len();
+    // The hash takes this place once the plan is there.
+    text.push_str(&hash(""));
+    text.push_str(PLAN);
+    let plan_at = text.len();
+    write_plan(&mut text, choice, budget);
+    let hash = hash(&text[plan_at..]);
+    text.replace_range(hash_at..hash_at + hash.len(), &hash);
+    text.push_str(END);
+    text
+}
+
+/// Text of a file before the hash.
+fn seal() -> String {
+    format!("{{\"plimsoll_plan\":{VERSION},\"hash\":\"")
+}
+
+/// Text of a file between hash and plan, and behind the plan.
+const PLAN: &str = "\",\"plan\":";
+const END: &str = "}\n";
+
+/// The text of the plan in a file as it was written, if nothing in the file was changed since.
+fn sealed(text: &str) -> Option<&str> {
+    let (found, plan) = text.strip_prefix(&seal())?.split_once(PLAN)?;
+    let plan = plan.strip_suffix(END)?;
+    (found == hash(plan)).then_some(plan)
+}
+
+fn write_plan(text: &mut String, choice: &Choice, budget: ProcessBytes) {
     let Choice { plan, program, micro_batch, accumulation, lower_bound_seconds } = choice;
-    let schedules: Map<String, Value> = plan
-        .schedules
-        .iter()
-        .map(|(role, schedule)| (role.name().to_owned(), rows::schedule(schedule)))
-        .collect();
-    let state = |range: &StateRange| {
-        json!([range.name, range.offset, range.bytes, range.tier.map(rows::tier_number)])
-    };
-    let states: Vec<Value> = plan.states.iter().map(state).collect();
-    let body = json!({
+    let before_rows = json!({
         "graphs": graph_hashes(program),
         "items": items::items(&program.train.graph),
         "device": device_hash(program),
@@ -128,16 +153,25 @@ pub fn write(choice: &Choice, budget: ProcessBytes) -> String {
         "micro_batch_seconds": plan.micro_batch_seconds,
         "update_seconds": plan.update_seconds,
         "by_purpose": plan.by_purpose.iter().map(|(_, bytes)| bytes).collect::<Vec<_>>(),
-        "states": states,
-        "schedules": schedules,
     });
-    format!("{}\n", json!({ "plimsoll_plan": VERSION, "hash": hash(&body.to_string()), "plan": body }))
+    let before_rows = before_rows.to_string();
+    text.push_str(before_rows.strip_suffix('}').unwrap_or(&before_rows));
+    text.push_str(",\"states\":");
+    rows::write_list(text, &plan.states, rows::write_state);
+    text.push_str(",\"schedules\":");
+    for (at, (role, schedule)) in plan.schedules.iter().enumerate() {
+        text.push(if at == 0 { '{' } else { ',' });
+        rows::write_text(text, role.name());
+        text.push(':');
+        rows::write_schedule(text, schedule);
+    }
+    text.push_str(if plan.schedules.is_empty() { "{}}" } else { "}}" });
 }
 
 /// A plan file that was read, before it is compared with a program.
 #[derive(Clone, Debug)]
 pub struct Saved {
-    body: Value,
+    body: Body,
     micro_batch: usize,
     accumulation: usize,
     budget: ProcessBytes,
@@ -150,22 +184,13 @@ impl Saved {
     ///
     /// When it is not a plan of this version, or was damaged.
     pub fn parse(text: &str) -> Result<Saved, PlanFileError> {
-        let mut file: Value =
-            serde_json::from_str(text).map_err(|error| PlanFileError::NotAPlan(error.to_string()))?;
-        match file.get("plimsoll_plan").map(Value::as_u64) {
-            Some(Some(VERSION)) => {}
-            Some(Some(found)) => return Err(PlanFileError::Version { found }),
-            _ => return Err(PlanFileError::NotAPlan("it has no version `plimsoll_plan`".into())),
-        }
-        // The plan is large, so it is moved rather than copied.
-        let body = file.get_mut("plan").map(Value::take);
-        let body = body.ok_or_else(|| PlanFileError::NotAPlan("it has no `plan`".into()))?;
-        if file.get("hash").and_then(Value::as_str) != Some(&hash(&body.to_string())) {
-            return Err(PlanFileError::Damaged);
-        }
-        let count = |name: &str| rows::count(&body, name, name).and_then(|n| positive(n, name));
+        let body = match sealed(text) {
+            Some(plan) => Body::read(plan)?,
+            None => Body::read(&rewritten(text)?)?,
+        };
+        let count = |name: &str| rows::count(&body.fields, name, name).and_then(|n| positive(n, name));
         let (micro_batch, accumulation) = (count("micro_batch")?, count("accumulation")?);
-        let budget = ProcessBytes(rows::whole(&body, "budget_bytes")?);
+        let budget = ProcessBytes(rows::whole(&body.fields, "budget_bytes")?);
         Ok(Saved { body, micro_batch, accumulation, budget })
     }
 
@@ -181,13 +206,13 @@ impl Saved {
 
     /// Whether the plan is for a program with feed-forward networks in tiles.
     pub fn tiled(&self) -> bool {
-        self.body.get("tiled").and_then(Value::as_bool).unwrap_or(false)
+        self.body.fields.get("tiled").and_then(Value::as_bool).unwrap_or(false)
     }
 
     /// Whether a micro-batch runs twice, the first time only for the gradient norm. Files without this entry come from
     /// versions in which two passes had to be requested.
     pub fn two_passes(&self) -> bool {
-        self.body.get("passes").and_then(Value::as_u64) == Some(2)
+        self.body.fields.get("passes").and_then(Value::as_u64) == Some(2)
     }
 
     /// Bytes the process was allowed when the plan was made.
@@ -202,22 +227,22 @@ impl Saved {
     /// When graphs or device are not those the plan was made for, or a schedule fails the judge.
     pub fn for_program(&self, program: Program) -> Result<Choice, PlanFileError> {
         self.same_graphs(&program)?;
-        if rows::text(&self.body, "device")? != device_hash(&program) {
+        if rows::text(&self.body.fields, "device")? != device_hash(&program) {
             let hint = "alignment or scratch of its kernels differ; run it where it was made".to_owned();
             return Err(PlanFileError::Differs { what: "device", hint });
         }
         let plan = self.draft(&program)?.judge(&program)?;
-        let lower_bound_seconds = self.body.get("lower_bound_seconds").and_then(Value::as_f64);
+        let lower_bound_seconds = self.body.fields.get("lower_bound_seconds").and_then(Value::as_f64);
         let (micro_batch, accumulation) = (self.micro_batch, self.accumulation);
         Ok(Choice { plan, program, micro_batch, accumulation, lower_bound_seconds })
     }
 
     fn same_graphs(&self, program: &Program) -> Result<(), PlanFileError> {
         let hashes = graph_hashes(program);
-        let saved = rows::object(&self.body, "graphs")?;
+        let saved = rows::object(&self.body.fields, "graphs")?;
         if saved.get("train") != hashes.get("train") {
             let settings = "model, sequence length, optimizer and --update must be those it was made with";
-            let item = items::difference(&self.body["items"], &program.train.graph);
+            let item = items::difference(&self.body.fields["items"], &program.train.graph);
             let hint = item.map_or_else(|| settings.to_owned(), |item| format!("{item}; {settings}"));
             return Err(PlanFileError::Differs { what: "training graph", hint });
         }
@@ -230,13 +255,14 @@ impl Saved {
     }
 
     fn draft(&self, program: &Program) -> Result<Draft, PlanFileError> {
-        let body = &self.body;
+        let body = &self.body.fields;
         let mut schedules = BTreeMap::new();
-        for (name, schedule) in rows::object(body, "schedules")? {
+        let saved = self.body.schedules.as_ref().ok_or_else(|| rows::field("schedules", "an object"))?;
+        for (name, schedule) in saved {
             let role = program.roles().map(|(role, _)| role).find(|role| role.name() == name);
             let role =
                 role.ok_or_else(|| rows::field(&format!("schedules.{name}"), "one the program has"))?;
-            schedules.insert(role, rows::parse_schedule(name, schedule)?);
+            schedules.insert(role, schedule.named(name)?);
         }
         let strategy = rows::text(body, "recompute")?.parse::<Strategy>();
         Ok(Draft {
@@ -260,32 +286,44 @@ impl Saved {
     fn states(&self, program: &Program) -> Result<Vec<StateRange>, PlanFileError> {
         let wrong = || rows::field("states", "the program's state, in its order");
         let mut ranges = Residency::new(program, 0).map_err(|_| wrong())?.states;
-        let saved = rows::list(&self.body, "states")?;
+        let saved = self.body.states.as_ref().ok_or_else(|| rows::field("states", "a list"))?;
+        let saved = saved.rows().map_err(|_| wrong())?;
         if saved.len() != ranges.len() {
             return Err(wrong());
         }
         for (range, saved) in ranges.iter_mut().zip(saved) {
-            let offset = saved.get(1).and_then(Value::as_u64).ok_or_else(wrong)?;
-            if saved.get(0).and_then(Value::as_str) != Some(&range.name)
-                || saved[2].as_u64() != Some(range.bytes)
-            {
+            if saved.name != range.name || saved.bytes != range.bytes {
                 return Err(wrong());
             }
-            range.tier = match &saved[3] {
-                Value::Null => None,
-                number => Some(number.as_u64().and_then(rows::tier).ok_or_else(wrong)?),
-            };
-            range.offset = offset;
+            (range.tier, range.offset) = (saved.tier, saved.offset);
         }
         Ok(ranges)
     }
 
     fn by_purpose(&self) -> Result<ByPurpose, PlanFileError> {
         let wrong = || rows::field("by_purpose", "a size for each purpose, then what is free");
-        let sizes = rows::list(&self.body, "by_purpose")?.iter().map(Value::as_u64);
+        let sizes = rows::list(&self.body.fields, "by_purpose")?.iter().map(Value::as_u64);
         let sizes: Option<Vec<u64>> = sizes.collect();
         ByPurpose::from_sizes(&sizes.ok_or_else(wrong)?).ok_or_else(wrong)
     }
+}
+
+/// The plan in the text of a file that is no longer as it was written, such as one with other white space. Its hash is that
+/// of its own text without white space.
+fn rewritten(text: &str) -> Result<String, PlanFileError> {
+    let file: Value =
+        serde_json::from_str(text).map_err(|error| PlanFileError::NotAPlan(error.to_string()))?;
+    match file.get("plimsoll_plan").map(Value::as_u64) {
+        Some(Some(VERSION)) => {}
+        Some(Some(found)) => return Err(PlanFileError::Version { found }),
+        _ => return Err(PlanFileError::NotAPlan("it has no version `plimsoll_plan`".into())),
+    }
+    let plan = file.get("plan").map(Value::to_string);
+    let plan = plan.ok_or_else(|| PlanFileError::NotAPlan("it has no `plan`".into()))?;
+    if file.get("hash").and_then(Value::as_str) != Some(&hash(&plan)) {
+        return Err(PlanFileError::Damaged);
+    }
+    Ok(plan)
 }
 
 fn positive(number: usize, place: &str) -> Result<usize, PlanFileError> {
@@ -296,20 +334,29 @@ fn positive(number: usize, place: &str) -> Result<usize, PlanFileError> {
 fn graph_hashes(program: &Program) -> Map<String, Value> {
     let parts = [("train", Some(&program.train)), ("evaluate", program.evaluate.as_ref())];
     let parts = parts.into_iter().chain([("generate", program.generate.as_ref())]);
-    parts.filter_map(|(name, part)| Some((name.to_owned(), hash(&part?.graph.to_string()).into()))).collect()
+    parts
+        .filter_map(|(name, part)| Some((name.to_owned(), hash_of(format_args!("{}", part?.graph)).into())))
+        .collect()
 }
 
 /// Hash of the facts that schedules rest on: alignment, and scratch of every node of every graph.
 fn device_hash(program: &Program) -> String {
     let parts = [Some(&program.train), program.evaluate.as_ref(), program.generate.as_ref()];
-    let mut text = String::new();
+    let mut hashed = NameHash::default();
     for Costed { facts, .. } in parts.into_iter().flatten() {
-        let _ = writeln!(text, "alignment {}", facts.alignment);
+        let _ = writeln!(hashed, "alignment {}", facts.alignment);
         for node in &facts.nodes {
-            let _ = writeln!(text, "{} {}", node.workspace.least, node.workspace.best);
+            let _ = writeln!(hashed, "{} {}", node.workspace.least, node.workspace.best);
         }
     }
-    hash(&text)
+    format!("{:016x}", hashed.hash())
+}
+
+/// The hash of a text that is never held as a whole.
+fn hash_of(text: fmt::Arguments) -> String {
+    let mut hashed = NameHash::default();
+    let _ = hashed.write_fmt(text);
+    format!("{:016x}", hashed.hash())
 }
 
 fn hash(text: &str) -> String {

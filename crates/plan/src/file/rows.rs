@@ -12,12 +12,14 @@
 //!
 //! Reading checks that every number means something. Whether it is right is the judge's business.
 
+use std::fmt::Write as _;
+
 use plimsoll_graph::{NodeId, StateId, Value as GraphValue};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::{PlanFileError, purpose};
 use crate::device::{Lane, Tier};
-use crate::program::Role;
+use crate::program::{Role, StateRange};
 use crate::schedule::{Action, Away, Buffer, BufferId, Contents, Copy, End, Schedule};
 
 pub(super) fn field(place: &str, expected: &'static str) -> PlanFileError {
@@ -50,27 +52,111 @@ pub(super) fn count(body: &Value, name: &str, place: &str) -> Result<usize, Plan
     number.and_then(|number| usize::try_from(number).ok()).ok_or_else(|| field(place, "a whole number"))
 }
 
-/// A schedule as JSON.
-pub(super) fn schedule(schedule: &Schedule) -> Value {
-    json!({
-        "buffers": schedule.buffers.iter().map(buffer).collect::<Vec<_>>(),
-        "copies": schedule.copies.iter().map(copy).collect::<Vec<_>>(),
-        "away": schedule.away.iter().map(away).collect::<Vec<_>>(),
-        "actions": schedule.actions.iter().map(action).collect::<Vec<_>>(),
-    })
+/// Writes the rows of a schedule.
+pub(super) fn write_schedule(text: &mut String, schedule: &Schedule) {
+    text.push_str("{\"buffers\":");
+    write_list(text, &schedule.buffers, write_buffer);
+    text.push_str(",\"copies\":");
+    write_list(text, &schedule.copies, write_copy);
+    text.push_str(",\"away\":");
+    write_list(text, &schedule.away, write_away);
+    text.push_str(",\"actions\":");
+    write_list(text, &schedule.actions, write_action);
+    text.push('}');
 }
 
-fn buffer(buffer: &Buffer) -> Value {
+/// Writes a list of rows.
+pub(super) fn write_list<T>(text: &mut String, rows: &[T], write_row: fn(&mut String, &T)) {
+    text.push('[');
+    for (at, row) in rows.iter().enumerate() {
+        if at > 0 {
+            text.push(',');
+        }
+        write_row(text, row);
+    }
+    text.push(']');
+}
+
+/// Writes a text with its quotes.
+pub(super) fn write_text(text: &mut String, written: &str) {
+    // Writing to a string does not fail.
+    let _ = write!(text, "{}", Value::from(written));
+}
+
+/// Writes the row of a range of state.
+pub(super) fn write_state(text: &mut String, range: &StateRange) {
+    text.push('[');
+    write_text(text, &range.name);
+    let _ = write!(text, ",{},{},", range.offset, range.bytes);
+    write_optional(text, range.tier.map(tier_number));
+    text.push(']');
+}
+
+fn write_optional(text: &mut String, number: Option<u64>) {
+    let _ = match number {
+        Some(number) => write!(text, "{number}"),
+        None => write!(text, "null"),
+    };
+}
+
+fn write_buffer(text: &mut String, buffer: &Buffer) {
     let (contents, id) = match buffer.contents {
         Contents::Value(value) => (0, value.0),
         Contents::State(state) => (1, state.0),
         Contents::Scratch => (2, 0),
     };
-    json!([contents, id, buffer.purpose as usize, buffer.bytes, buffer.offset, buffer.start, buffer.end])
+    let &Buffer { purpose, bytes, offset, start, end, .. } = buffer;
+    let _ = write!(text, "[{contents},{id},{},{bytes},{offset},{start},{end}]", purpose as usize);
 }
 
-fn away(away: &Away) -> Value {
-    json!([away.state.0, tier_number(away.tier), away.tier_offset, away.bytes])
+fn write_away(text: &mut String, away: &Away) {
+    let &Away { state, tier, tier_offset, bytes } = away;
+    let _ = write!(text, "[{},{},{tier_offset},{bytes}]", state.0, tier_number(tier));
+}
+
+fn write_copy(text: &mut String, copy: &Copy) {
+    text.push('[');
+    for end in [copy.source, copy.destination] {
+        let _ = match end {
+            End::Buffer(buffer) => write!(text, "[{}],", buffer.0),
+            End::Tier { tier, offset } => write!(text, "[{},{offset}],", tier_number(tier)),
+        };
+    }
+    write_optional(text, lane_number(copy.lane));
+    text.push(']');
+}
+
+fn write_ids(text: &mut String, ids: &[BufferId]) {
+    write_list(text, ids, |text, id| {
+        let _ = write!(text, "{}", id.0);
+    });
+}
+
+fn write_action(text: &mut String, action: &Action) {
+    let _ = match action {
+        Action::Run { node, inputs, outputs, workspace, accumulate } => {
+            let _ = write!(text, "[0,{},", node.0);
+            write_ids(text, inputs);
+            text.push(',');
+            write_ids(text, outputs);
+            text.push(',');
+            write_optional(text, workspace.map(|id| u64::from(id.0)));
+            write!(text, ",{accumulate}]")
+        }
+        Action::Await { node } => write!(text, "[5,{}]", node.0),
+        Action::Start { copy } => write!(text, "[1,{copy}]"),
+        Action::Wait { copy } => write!(text, "[2,{copy}]"),
+        Action::Settle { lane, left } => {
+            text.push_str("[3,");
+            write_optional(text, lane_number(*lane));
+            write!(text, ",{left}]")
+        }
+        Action::StartNext { role, copy } => {
+            text.push_str("[4,");
+            write_text(text, role.name());
+            write!(text, ",{copy}]")
+        }
+    };
 }
 
 /// The number of a tier in rows.
@@ -83,72 +169,33 @@ pub(super) fn tier(number: u64) -> Option<Tier> {
     [Tier::Host, Tier::Disk].get(usize::try_from(number).ok()?).copied()
 }
 
-fn copy(copy: &Copy) -> Value {
-    json!([end(copy.source), end(copy.destination), lane_number(copy.lane)])
-}
-
-fn end(end: End) -> Value {
-    match end {
-        End::Buffer(buffer) => json!([buffer.0]),
-        End::Tier { tier, offset } => json!([tier_number(tier), offset]),
-    }
-}
-
-fn lane_number(lane: Lane) -> Option<usize> {
-    Lane::ALL.iter().position(|known| *known == lane)
+fn lane_number(lane: Lane) -> Option<u64> {
+    Lane::ALL.iter().position(|known| *known == lane).map(|place| place as u64)
 }
 
 fn parse_lane(json: &Value) -> Option<Lane> {
     Lane::ALL.get(usize::try_from(json.as_u64()?).ok()?).copied()
 }
 
-fn action(action: &Action) -> Value {
-    let ids = |ids: &[BufferId]| ids.iter().map(|id| id.0).collect::<Vec<_>>();
-    match action {
-        Action::Run { node, inputs, outputs, workspace, accumulate } => {
-            json!([0, node.0, ids(inputs), ids(outputs), workspace.map(|id| id.0), accumulate])
-        }
-        Action::Await { node } => json!([5, node.0]),
-        Action::Start { copy } => json!([1, copy]),
-        Action::Wait { copy } => json!([2, copy]),
-        Action::Settle { lane, left } => json!([3, lane_number(*lane), left]),
-        Action::StartNext { role, copy } => json!([4, role.name(), copy]),
-    }
+/// A range of state in a file.
+#[derive(Clone, Debug)]
+pub(super) struct SavedState {
+    pub(super) name: String,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) tier: Option<Tier>,
 }
 
-/// A schedule from JSON.
-pub(super) fn parse_schedule(name: &str, json: &Value) -> Result<Schedule, PlanFileError> {
-    let rows = |what: &'static str| -> Result<&[Value], PlanFileError> {
-        json.get(what)
-            .and_then(Value::as_array)
-            .map(Vec::as_slice)
-            .ok_or_else(|| field(&format!("schedules.{name}.{what}"), "a list"))
+pub(super) fn parse_state(json: &Value) -> Option<SavedState> {
+    let tier = match json.get(3) {
+        None | Some(Value::Null) => None,
+        Some(number) => Some(tier(number.as_u64()?)?),
     };
-    let at = |what: &str, row: usize| format!("schedules.{name}.{what}[{row}]");
-    let mut schedule = Schedule {
-        name: name.to_owned(),
-        actions: Vec::new(),
-        buffers: Vec::new(),
-        copies: Vec::new(),
-        away: Vec::new(),
-    };
-    for (row, json) in rows("buffers")?.iter().enumerate() {
-        let buffer = parse_buffer(json).ok_or_else(|| field(&at("buffers", row), "a buffer"))?;
-        schedule.buffers.push(buffer);
-    }
-    for (row, json) in rows("copies")?.iter().enumerate() {
-        schedule.copies.push(parse_copy(json).ok_or_else(|| field(&at("copies", row), "a copy"))?);
-    }
-    for (row, json) in rows("away")?.iter().enumerate() {
-        schedule.away.push(parse_away(json).ok_or_else(|| field(&at("away", row), "state of a tier"))?);
-    }
-    for (row, json) in rows("actions")?.iter().enumerate() {
-        schedule.actions.push(parse_action(json).ok_or_else(|| field(&at("actions", row), "an action"))?);
-    }
-    Ok(schedule)
+    let name = json.get(0)?.as_str()?.to_owned();
+    Some(SavedState { name, offset: json.get(1)?.as_u64()?, bytes: json.get(2)?.as_u64()?, tier })
 }
 
-fn parse_buffer(json: &Value) -> Option<Buffer> {
+pub(super) fn parse_buffer(json: &Value) -> Option<Buffer> {
     let numbers: Option<Vec<u64>> = json.as_array()?.iter().map(Value::as_u64).collect();
     let [contents, id, kind, bytes, offset, start, end] = numbers?[..] else { return None };
     let id = u32::try_from(id).ok()?;
@@ -162,7 +209,7 @@ fn parse_buffer(json: &Value) -> Option<Buffer> {
     Some(Buffer { contents, purpose: purpose(kind)?, bytes, offset, start, end })
 }
 
-fn parse_copy(json: &Value) -> Option<Copy> {
+pub(super) fn parse_copy(json: &Value) -> Option<Copy> {
     let [source, destination, lane] = &json.as_array()?[..] else { return None };
     Some(Copy { source: parse_end(source)?, destination: parse_end(destination)?, lane: parse_lane(lane)? })
 }
@@ -176,13 +223,13 @@ fn parse_end(json: &Value) -> Option<End> {
     }
 }
 
-fn parse_away(json: &Value) -> Option<Away> {
+pub(super) fn parse_away(json: &Value) -> Option<Away> {
     let numbers: Option<Vec<u64>> = json.as_array()?.iter().map(Value::as_u64).collect();
     let [state, tier, tier_offset, bytes] = numbers?[..] else { return None };
     Some(Away { state: StateId(u32::try_from(state).ok()?), tier: self::tier(tier)?, tier_offset, bytes })
 }
 
-fn parse_action(json: &Value) -> Option<Action> {
+pub(super) fn parse_action(json: &Value) -> Option<Action> {
     let id = |json: &Value| u32::try_from(json.as_u64()?).ok().map(BufferId);
     let ids = |json: &Value| json.as_array()?.iter().map(id).collect::<Option<Vec<_>>>();
     let index = |json: &Value| usize::try_from(json.as_u64()?).ok();

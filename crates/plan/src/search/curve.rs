@@ -3,14 +3,12 @@
 //! Every point is a plan that was made, at the budget that was searched. The plan can be a little smaller than that
 //! budget, a rung of the ladder. A budget as small as the plan would not reach the rung, so the curve does not offer it.
 
-use plimsoll_graph::Phase;
-
 use super::error::SearchError;
 use super::request::Request;
 use super::searcher::Searcher;
 use super::tried::{Choice, Tried};
 use crate::bytes::ArenaBytes;
-use crate::program::{Build, Program};
+use crate::program::Build;
 use crate::recompute::Strategy;
 
 /// Budgets tried between the stated one and the one that keeps everything. There are fewer with a tier, where each is a
@@ -59,7 +57,7 @@ impl Point {
 pub fn unbudgeted(searcher: &mut Searcher<impl Build>, request: Request) -> Result<Point, SearchError> {
     let mut fastest: Option<(f64, usize)> = None;
     for micro_batch in request.micro_batches()? {
-        let seconds = step_seconds(searcher.program(micro_batch)?, request.global_batch / micro_batch);
+        let seconds = searcher.once_seconds(&request, micro_batch)?;
         if fastest.is_none_or(|(known, _)| seconds < known) {
             fastest = Some((seconds, micro_batch));
         }
@@ -149,14 +147,6 @@ pub fn spread(ArenaBytes(from): ArenaBytes, ArenaBytes(to): ArenaBytes, count: u
     let ratio = to as f64 / from as f64;
     let size = |index: u32| (from as f64 * ratio.powf(f64::from(index) / f64::from(count))).ceil() as u64;
     (1..count).map(size).chain([to]).map(ArenaBytes).collect()
-}
-
-/// Time of a step in which every node runs once with all the scratch it can use.
-fn step_seconds(program: &Program, accumulation: usize) -> f64 {
-    let part = &program.train;
-    let nodes = part.graph.nodes().iter().zip(&part.facts.nodes).filter(|(node, _)| !node.op.is_view());
-    let times = |phase: Phase| if phase == Phase::Update { 1.0 } else { accumulation as f64 };
-    nodes.map(|(node, facts)| times(node.phase) * facts.seconds).sum()
 }
 
 #[cfg(test)]

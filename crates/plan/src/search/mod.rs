@@ -15,7 +15,8 @@
 //! micro_batch              times and bounds of one micro-batch; whether an order fits
 //! offloaded                best-first search among plans that use a tier
 //! plans                    all plans of one micro-batch that could be chosen
-//! searcher, hints          the loop over micro-batches; what would fit where nothing does
+//! searcher, smallest       the loop over micro-batches; the smallest plans where nothing fits
+//! hints                    what would fit if the user fixed less
 //! curve, largest           questions that ask many times
 //! ```
 //!
@@ -30,6 +31,7 @@ mod offloaded;
 mod plans;
 mod request;
 mod searcher;
+mod smallest;
 mod tables;
 mod tried;
 mod waiting;

@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use plimsoll_graph::Phase;
+
 use super::error::SearchError;
 use super::micro_batch::MicroBatch;
 use super::offloaded::promise;
-use super::plans::{
-    fastest_plans, fixed_plans, named_plans, smallest_fixed_plans, smallest_plans, smallest_that_fits,
-};
+use super::plans::{fastest_plans, fixed_plans, named_plans, smallest_that_fits};
 use super::request::Request;
 use super::tables::ProgramTables;
 use super::tried::{Choice, Tried, fastest, select};
@@ -33,12 +33,16 @@ pub struct Searcher<B> {
     build: B,
     /// Bytes of tables that stay for the next request. They are large, and a run that is about to train wants the memory.
     room: u64,
-    tables: BTreeMap<Key, ProgramTables>,
+    pub(super) tables: BTreeMap<Key, ProgramTables>,
     work: WorkCount,
     /// Updates with state away, which the programs of all micro-batches share.
     updates: KnownUpdates,
     /// Only plans that take less time are of use; infinite where none is known.
-    below: f64,
+    pub(super) below: f64,
+    /// Time of a step without recomputation, by micro-batch and global batch, of whole programs that were looked at.
+    once_seconds: BTreeMap<(usize, usize), f64>,
+    /// The smallest plans of large programs that were found not to fit, from the same look at them.
+    pub(super) smallest: BTreeMap<Key, Vec<Tried>>,
 }
 
 impl<B: Build> Searcher<B> {
@@ -51,7 +55,8 @@ impl<B: Build> Searcher<B> {
     /// `room`.
     pub fn within(build: B, room: u64) -> Searcher<B> {
         let (tables, work, updates) = (BTreeMap::new(), WorkCount::default(), KnownUpdates::default());
-        Searcher { build, room, tables, work, updates, below: f64::INFINITY }
+        let (once_seconds, smallest) = (BTreeMap::new(), BTreeMap::new());
+        Searcher { build, room, tables, work, updates, below: f64::INFINITY, once_seconds, smallest }
     }
 
     /// A searcher that keeps nothing from one request to the next, for a single question.
@@ -76,6 +81,16 @@ impl<B: Build> Searcher<B> {
     /// When it cannot be built.
     pub fn program(&mut self, micro_batch: usize) -> Result<&Program, SearchError> {
         Ok(&self.whole(micro_batch, ArenaBytes::MAX)?.program)
+    }
+
+    /// Time of a step of the request that recomputes nothing, in micro-batches of this size. A program that was looked at for
+    /// the same request is not built again.
+    pub(super) fn once_seconds(&mut self, request: &Request, micro_batch: usize) -> Result<f64, SearchError> {
+        let known = (micro_batch, request.global_batch);
+        if !self.once_seconds.contains_key(&known) {
+            self.look(request, (micro_batch, false), |_| Ok(()))?;
+        }
+        Ok(self.once_seconds.get(&known).copied().unwrap_or(f64::INFINITY))
     }
 
     /// Whether the program of a micro-batch is so long that the search tries fewer combinations.
@@ -124,23 +139,6 @@ impl<B: Build> Searcher<B> {
             Some(best) => Ok((best, lower_bound)),
             None => Err(self.nothing_fits(request, &tried)?),
         }
-    }
-
-    /// The smallest plan of a request, whatever its budget. A search with a budget of its size finds a plan.
-    ///
-    /// # Errors
-    ///
-    /// When the request or the model is at fault.
-    pub fn smallest(&mut self, request: Request) -> Result<Tried, SearchError> {
-        let request = Request { strategy: request.fixed_strategy(), budget: ArenaBytes(0), ..request };
-        let micro_batches = request.micro_batches()?;
-        let mut tried = Vec::new();
-        match request.strategy {
-            Some(strategy) => self.smallest_fixed(&request, strategy, &micro_batches, &mut tried)?,
-            None => self.smallest_named(&request, &micro_batches, &mut tried)?,
-        }
-        let smallest = tried.into_iter().min_by_key(|t| t.arena_bytes);
-        smallest.ok_or(SearchError::Batch { micro_batch: 0, global_batch: request.global_batch })
     }
 
     /// Whether anything fits, without looking for the fastest. The smallest micro-batch has the smallest values, and
@@ -263,17 +261,25 @@ impl<B: Build> Searcher<B> {
         micro_batches: &[usize],
     ) -> Result<Vec<Waiting>, SearchError> {
         let mut waiting = Vec::new();
+        self.smallest.clear();
         if !self.an_end_can_fit(request, micro_batches)? {
             return Ok(waiting);
         }
         for &micro_batch in micro_batches {
             let (whole, tiles) = self.outlook(request, (micro_batch, false))?;
+            if whole.is_none() {
+                self.tables.remove(&(micro_batch, false));
+            }
             waiting.extend(whole);
             self.forget_all_but(Some((micro_batch, false)), None);
             if tiles == Tiles::Matter
                 || tiles == Tiles::OfSmallest && micro_batches.first() == Some(&micro_batch)
             {
-                waiting.extend(self.outlook(request, (micro_batch, true))?.0);
+                let tiled = self.outlook(request, (micro_batch, true))?.0;
+                if tiled.is_none() {
+                    self.tables.remove(&(micro_batch, true));
+                }
+                waiting.extend(tiled);
                 self.forget_all_but(Some((micro_batch, true)), None);
             }
         }
@@ -285,16 +291,22 @@ impl<B: Build> Searcher<B> {
     fn an_end_can_fit(&mut self, request: &Request, micro_batches: &[usize]) -> Result<bool, SearchError> {
         for &micro_batch in micro_batches.first().into_iter().chain(micro_batches.last()) {
             let (whole, tiles) = self.outlook(request, (micro_batch, false))?;
-            let may = tiles != Tiles::TooMuchState;
-            if whole.is_some() || may && self.outlook(request, (micro_batch, true))?.0.is_some() {
+            if whole.is_some() {
                 return Ok(true);
+            }
+            self.cannot_fit(request, (micro_batch, false))?;
+            if tiles != Tiles::TooMuchState {
+                if self.outlook(request, (micro_batch, true))?.0.is_some() {
+                    return Ok(true);
+                }
+                self.cannot_fit(request, (micro_batch, true))?;
             }
         }
         Ok(false)
     }
 
     /// The micro-batch with its time without recomputation, where state and the largest operands fit, and whether its
-    /// networks in tiles matter. A program that cannot fit is dropped.
+    /// networks in tiles matter.
     fn outlook(&mut self, request: &Request, key: Key) -> Result<(Option<Waiting>, Tiles), SearchError> {
         let keeps = self.room > 0;
         let look = |of: MicroBatch| {
@@ -315,65 +327,7 @@ impl<B: Build> Searcher<B> {
             };
             Ok((waiting, tiles))
         };
-        let (waiting, tiles) = self.look(request, key, look)?.unwrap_or((None, Tiles::TooMuchState));
-        if waiting.is_none() {
-            self.tables.remove(&key);
-        }
-        Ok((waiting, tiles))
-    }
-
-    /// The smallest plans of one strategy.
-    fn smallest_fixed(
-        &mut self,
-        request: &Request,
-        strategy: Strategy,
-        micro_batches: &[usize],
-        tried: &mut Vec<Tried>,
-    ) -> Result<(), SearchError> {
-        for &micro_batch in micro_batches {
-            self.look(request, (micro_batch, false), |of| smallest_fixed_plans(of, strategy, tried))?;
-            self.forget_all_but(None, None);
-        }
-        Ok(())
-    }
-
-    /// The smallest plans of all kinds, from the smallest micro-batch on until one does not fit; of the whole batch,
-    /// which may need no persistent gradients; and of the smallest micro-batch in tiles.
-    fn smallest_named(
-        &mut self,
-        request: &Request,
-        micro_batches: &[usize],
-        tried: &mut Vec<Tried>,
-    ) -> Result<(), SearchError> {
-        for &micro_batch in micro_batches {
-            let before = tried.len();
-            self.look_at_smallest(request, (micro_batch, false), tried)?;
-            if tried[before..].iter().all(|t| t.arena_bytes > request.budget) {
-                break;
-            }
-        }
-        if let Some(&largest) = micro_batches.last() {
-            self.look_at_smallest(request, (largest, false), tried)?;
-        }
-        if let Some(&smallest) = micro_batches.first() {
-            self.look_at_smallest(request, (smallest, true), tried)?;
-        }
-        Ok(())
-    }
-
-    fn look_at_smallest(
-        &mut self,
-        request: &Request,
-        key: Key,
-        tried: &mut Vec<Tried>,
-    ) -> Result<(), SearchError> {
-        let long = self.look(request, key, |of| smallest_plans(of, tried).map(|()| of.tables.is_long()))?;
-        self.forget_all_but(None, None);
-        // Tables of long chains are large, and where nothing fits they are not kept.
-        if long == Some(true) {
-            self.tables.remove(&key);
-        }
-        Ok(())
+        Ok(self.look(request, key, look)?.unwrap_or((None, Tiles::TooMuchState)))
     }
 
     /// Makes the plan of a combination that was tried.
@@ -389,13 +343,27 @@ impl<B: Build> Searcher<B> {
             let order = tried.rung.and_then(optimal);
             let order = order.unwrap_or_else(|| Order::named(&program.train.graph, tried.strategy));
             let plan = assemble(program, &order, tried.strategy, tried.scratch, tried.tiered)?;
-            let (micro_batch, accumulation) = (of.rows, of.accumulation());
-            Ok(Choice { plan, program: program.clone(), micro_batch, accumulation, lower_bound_seconds })
+            Ok((plan, of.accumulation()))
         };
-        let made = self.look(&request, (tried.micro_batch, tried.tiled), make)?;
+        let key = (tried.micro_batch, tried.tiled);
+        let made = self.look(&request, key, make)?;
+        // Where no table stays for other requests, the program is not copied.
+        let program = if self.room == 0 {
+            self.tables.remove(&key).map(|tables| tables.program)
+        } else {
+            self.tables.get(&key).map(|tables| tables.program.clone())
+        };
         self.forget_all_but(None, None);
+        let micro_batch = tried.micro_batch;
+        let choice = made.zip(program).map(|((plan, accumulation), program)| Choice {
+            plan,
+            program,
+            micro_batch,
+            accumulation,
+            lower_bound_seconds,
+        });
         // A program that had tiles when the plan was tried has them still.
-        made.ok_or(SearchError::Batch { micro_batch: tried.micro_batch, global_batch: request.global_batch })
+        choice.ok_or(SearchError::Batch { micro_batch, global_batch: request.global_batch })
     }
 
     /// Examines a micro-batch. Returns `None` if tiles are requested and its networks have none.
@@ -406,6 +374,12 @@ impl<B: Build> Searcher<B> {
         look: impl FnOnce(MicroBatch) -> Result<T, SearchError>,
     ) -> Result<Option<T>, SearchError> {
         let below = self.below;
+        let known = (rows, request.global_batch);
+        if !tiled && !self.once_seconds.contains_key(&known) {
+            let accumulation = request.global_batch / rows;
+            let seconds = step_seconds(&self.whole(rows, request.budget)?.program, accumulation);
+            self.once_seconds.insert(known, seconds);
+        }
         let tables =
             if tiled { self.tiled(rows, request.budget)? } else { Some(self.whole(rows, request.budget)?) };
         tables.map(|tables| look(MicroBatch { request, rows, tiled, tables, below })).transpose()
@@ -461,4 +435,12 @@ impl<B: Build> Searcher<B> {
             stays
         });
     }
+}
+
+/// Time of a step in which every node runs once with all the scratch it can use.
+fn step_seconds(program: &Program, accumulation: usize) -> f64 {
+    let part = &program.train;
+    let nodes = part.graph.nodes().iter().zip(&part.facts.nodes).filter(|(node, _)| !node.op.is_view());
+    let times = |phase: Phase| if phase == Phase::Update { 1.0 } else { accumulation as f64 };
+    nodes.map(|(node, facts)| times(node.phase) * facts.seconds).sum()
 }

@@ -4,7 +4,6 @@
 //! against budget) need the same tables again, and making them is most of the work.
 
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
 
 use plimsoll_graph::Value;
 
@@ -101,10 +100,15 @@ impl ProgramTables {
             return Ok(bytes);
         }
         let Costed { graph, facts } = &self.program.train;
-        let bytes = |values: &[Value]| -> u64 {
-            let values: BTreeSet<Value> = values.iter().map(|&value| graph.storage(value)).collect();
-            let transient = values.into_iter().filter(|&value| graph.value(value).state.is_none());
-            transient.map(|value| graph.ty(value).bytes() as u64).sum()
+        // One list for all nodes: a set for each of them would take longer than the rest of the walk.
+        let mut once: Vec<Value> = Vec::new();
+        let mut bytes = |values: &[Value]| -> u64 {
+            once.clear();
+            let transient = values.iter().map(|&value| graph.storage(value));
+            once.extend(transient.filter(|&value| graph.value(value).state.is_none()));
+            once.sort_unstable();
+            once.dedup();
+            once.iter().map(|&value| graph.ty(value).bytes() as u64).sum()
         };
         let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
         // Outputs may take over the bytes of inputs, so the bytes of both must not be added.

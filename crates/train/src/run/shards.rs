@@ -108,7 +108,10 @@ impl WholeState for Run {
     }
 
     fn read_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        let Some(state) = self.divided().position(|known| known == name) else {
+        // Most state is whole. Its name is looked up, because a search of all names for each of them takes seconds in a model
+        // of a thousand layers.
+        let divided = self.shard_of(name).and_then(|_| self.divided().position(|known| known == name));
+        let Some(state) = divided else {
             return self.engine.read_state_bytes(name, first, bytes);
         };
         let shard = self.shard_bytes(name);

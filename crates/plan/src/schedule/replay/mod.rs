@@ -309,8 +309,10 @@ impl<'a> Machine<'a> {
     }
 
     fn readable(&self, value: Value, id: BufferId) -> Result<(), Fault> {
-        let name = self.graph.value_name(value);
+        // A name is made where there is a fault alone, because every operand of every run comes here.
+        let name = || self.graph.value_name(value);
         if self.intact[id.index()] != self.schedule.buffer(id).bytes {
+            let name = name();
             return Err(Fault::NotIntact(format!(
                 "{name} is read but its bytes are not, or no longer, there"
             )));
@@ -319,6 +321,7 @@ impl<'a> Machine<'a> {
             && let Some(there) = self.version[state.index()]
         {
             if there != wanted {
+                let name = name();
                 return Err(Fault::WrongVersion(format!(
                     "{name} is read but version {there} is in its place"
                 )));
@@ -327,7 +330,7 @@ impl<'a> Machine<'a> {
         }
         match self.busy(self.bytes_of(id), true) {
             Some(copy) => {
-                let copy = self.copy_name(copy);
+                let (name, copy) = (name(), self.copy_name(copy));
                 Err(Fault::Copy(format!("{name} is read before {copy} has brought it")))
             }
             None => Ok(()),
