@@ -19,6 +19,7 @@ mod bound;
 mod budgets;
 mod evaluation;
 mod files;
+mod grouped_llama;
 mod groups;
 mod hf;
 mod identity;
