@@ -172,14 +172,19 @@ budget() {
               exit !(NR == 1 && most <= gib * 2 ^ 30 && planned > 0 && planned == used) }'
 }
 
-# predicted GIB TOLERANCE ARGUMENTS…: the time of a step as it was predicted from the committed times, which those that earlier
-# runs have measured must not refine.
-predicted() {
-    local gib=$1 tolerance=$2 home
-    shift 2
+# fresh: a folder for caches that holds the compiled kernels and no times that earlier runs have learned.
+fresh() {
+    local home
     home=$(mktemp -d "$cache/XXXXXX")
     mkdir -p "$home/plimsoll"
     ln -s "$cache/plimsoll/cubin" "$home/plimsoll/cubin"
+    echo "$home"
+}
+
+# foretold HOME GIB TOLERANCE ARGUMENTS…: the time of a step as it was predicted from the times in a folder for caches.
+foretold() {
+    local home=$1 gib=$2 tolerance=$3
+    shift 3
     XDG_CACHE_HOME=$home timeout "$limit" "$folder/plimsoll" bench step --memory "${gib}GiB" --device cuda --lines 0 "$@" \
         > "$home/out" || return 1
     cat "$home/out"
@@ -190,6 +195,18 @@ predicted() {
               printf "{\"budget_gib\":%s,\"measured_ms\":%s,\"predicted_ms\":%s,\"ratio\":%.3f,\"tolerance\":%s}\n", gib, measured + 0,
                   predicted + 0, ratio, tolerance
               exit !(ratio >= 1 - tolerance && ratio <= 1 + tolerance) }' "$home/out"
+}
+
+# predicted GIB TOLERANCE ARGUMENTS…: the same from the committed times.
+predicted() { foretold "$(fresh)" "$@"; }
+
+# learned GIB TOLERANCE ARGUMENTS…: the same after a run that has added the times of its own ops.
+learned() {
+    local home gib=$1 tolerance=$2
+    shift 2
+    home=$(fresh)
+    XDG_CACHE_HOME=$home train learning --memory "${gib}GiB" --max-steps 8 --device cuda "$@" || return 1
+    foretold "$home" "$gib" "$tolerance" "$@" && grep -q ' and from 1 run$' "$home/out"
 }
 
 # speed GIB TOKENS ARGUMENTS…: the fastest step in a budget, and at least that many tokens a second.
@@ -270,6 +287,11 @@ if [ "$quick" = 0 ]; then
     # A shape that had no part in the committed times.
     stage prediction-other 60 predicted 12 0.15 --global-batch 16 --model qwen3-0.6b --seq-len 2048 "${half[@]}"
     tail -n 1 "$logs/prediction-other.log"
+    stage learned-other 60 learned 12 0.10 --global-batch 16 --model qwen3-0.6b --seq-len 2048 "${half[@]}"
+    tail -n 1 "$logs/learned-other.log"
+    # Ops of a few microseconds, which the host can hardly queue as fast as the card runs them.
+    stage learned-small 60 learned 2 0.15 --global-batch 8 --model s --seq-len 256
+    tail -n 1 "$logs/learned-small.log"
     # Figures of an H200; another card is slower, and its lines say by how much.
     stage speed-22 60 speed 22 55000 "${large[@]}"
     tail -n 1 "$logs/speed-22.log"

@@ -18,8 +18,8 @@ use crate::bound_schedule::{BoundProgram, BoundSchedule, Ready};
 use crate::counting::Readings;
 use crate::documents::{DocumentTables, TableKey};
 use crate::driver::{
-    Borrowed, Captured, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Reserved, Stream,
-    Vendor, World,
+    Borrowed, Captured, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Points, Reserved,
+    Stream, Vendor, World,
 };
 use crate::facts::{Rates, facts};
 use crate::lower::{
@@ -47,6 +47,8 @@ pub struct CudaDevice {
     libraries: Libraries,
     pub(crate) library: Vendor,
     modules: Modules,
+    /// Points for the times of actions.
+    points: Mutex<Points>,
     stream: Stream,
     range: Arc<Reserved>,
     context: Arc<Context>,
@@ -85,6 +87,7 @@ impl CudaDevice {
         };
         let limits = options.limits;
         Ok(CudaDevice {
+            points: Mutex::new(Points::new(&context)),
             stream,
             modules,
             library,
@@ -152,6 +155,10 @@ impl CudaDevice {
 
     fn readings(&self) -> MutexGuard<'_, Readings> {
         self.readings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn points(&self) -> MutexGuard<'_, Points> {
+        self.points.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn launch_now(&self, kernel: &str, threads: usize, args: Vec<Arg>) -> Result<(), ExecError> {
@@ -412,6 +419,8 @@ impl Device for CudaDevice {
         }
         self.stream.wait()?;
         self.capture();
+        let actions = self.schedules.iter().map(|schedule| schedule.actions).max();
+        self.points().make(actions.unwrap_or(0), &self.stream)?;
         self.stream.wait()
     }
 
@@ -474,10 +483,6 @@ impl Device for CudaDevice {
     fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError> {
         let (form, actions) = self.chosen(schedule)?;
         let queue = |action: usize| self.queue_all(&form.steps[form.program.range(action)]);
-        let taken = self.stream.time_each(actions, queue)?;
-        for (seconds, taken) in seconds.iter_mut().zip(taken) {
-            seconds.push(taken);
-        }
-        Ok(())
+        self.points().time(actions, &self.stream, queue, |action, taken| seconds[action].push(taken))
     }
 }

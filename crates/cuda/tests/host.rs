@@ -1,17 +1,23 @@
-//! Every kernel, compiled for the host, judged by the conformance cases.
+//! Every kernel, compiled for the host, judged by the conformance cases; and a model that trains with them, timed action by
+//! action.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fetched;
+#[path = "../../model/tests/support/families.rs"]
+mod models;
 mod prototypes;
 mod support;
 
+use models::{Size, llama};
 use plimsoll_cuda::lower::{DocumentForm, Limits};
 use plimsoll_cuda::{faulty_cases, half_cases};
 use plimsoll_devices::cpu;
 use plimsoll_exec::cases::{self, Case};
 use plimsoll_exec::conformance::judge;
-use plimsoll_plan::Scratch;
+use plimsoll_exec::{Data, Device, Engine};
+use plimsoll_graph::differentiate;
+use plimsoll_plan::{Action, Costed, Program, Role, Scratch, Strategy, plan};
 use support::{HostDevice, host_kernels};
 
 /// Limits that cut a head of a few rows into chunks.
@@ -61,4 +67,45 @@ fn an_id_outside_its_table_is_told_when_results_are_read_in_the_words_of_the_cpu
     // Reports are cleared.
     let good = cases::all().into_iter().find(|case| case.op.name() == "embedding").unwrap();
     assert!(judge(&mut host, &good, Scratch::Best).is_ok());
+}
+
+#[test]
+fn a_schedule_that_is_run_action_by_action_gives_each_its_time_and_computes_the_same_bits() {
+    let Some(kernels) = host_kernels() else { return };
+    let (size, rows) = (Size::GOLDEN, 2);
+    let forward = llama(size).training(rows, size.seq).unwrap();
+    let graph = differentiate(&forward, forward.output_named("loss").unwrap()).unwrap();
+    let device = || HostDevice::new(kernels, Limits::default());
+    let facts = device().facts(&graph);
+    let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
+    let plan = plan(&program, Strategy::Full, Scratch::Best).unwrap();
+    let words: Vec<i32> = (0..(rows * size.seq) as i32).map(|at| at * 7 % size.vocab as i32).collect();
+    let inputs =
+        [("tokens", Data::I32(&words)), ("targets", Data::I32(&words)), ("scale", Data::F32(&[0.1]))];
+    let trained = |timed: usize| {
+        let mut engine = Engine::new(Box::new(device()), &program, &plan, 5).unwrap();
+        engine.time_some_runs(1, timed);
+        for role in [Role::First, Role::Further, Role::Further, Role::Further] {
+            engine.run(role, &inputs).unwrap();
+        }
+        let mut gradient = vec![0.0; size.vocab * size.width];
+        engine.read_state("grad.lm_head.weight", 0, &mut gradient).unwrap();
+        (gradient.into_iter().map(f32::to_bits).collect::<Vec<_>>(), engine)
+    };
+    let [(expected, plain), (bits, engine)] = [0, 2].map(trained);
+    assert_eq!(bits, expected);
+    let times = |engine: &Engine, role| {
+        let actions = engine.action_seconds(role).unwrap().iter().zip(&plan.schedules[&role].actions);
+        let runs = actions.filter(|(_, action)| matches!(action, Action::Run { .. }));
+        runs.map(|(seconds, _)| seconds.len()).collect::<Vec<_>>()
+    };
+    // The first run of a schedule is not timed.
+    for (role, runs) in [(Role::First, 0), (Role::Further, 2)] {
+        assert!(
+            times(&engine, role).iter().all(|timed| *timed == runs),
+            "{role:?}: {:?}",
+            times(&engine, role)
+        );
+        assert_eq!((engine.timed_runs(role).unwrap(), plain.timed_runs(role).unwrap()), (runs, 0));
+    }
 }

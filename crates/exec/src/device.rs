@@ -276,7 +276,8 @@ pub trait Device: Send + Debug {
     /// When the data is bad or the device fails.
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError>;
 
-    /// Runs a schedule and adds the seconds of each action to its list, by the device's own clock.
+    /// Runs a schedule and adds the seconds of each action to its list, by the device's own clock. An action before or
+    /// during which the device had to wait for the caller adds nothing: it takes less time where nothing is timed.
     ///
     /// # Errors
     ///

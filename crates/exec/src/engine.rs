@@ -43,9 +43,10 @@ struct Ready {
     reach: u64,
     /// Seconds of each action in each timed run.
     seconds: Vec<Vec<f64>>,
-    /// Runs before the timed ones, and timed runs still to come.
+    /// Runs before the timed ones, timed runs still to come, and timed runs so far.
     untimed: usize,
     timed: usize,
+    taken: usize,
     inputs: Vec<(String, Place, u64)>,
     outputs: Vec<(String, Place)>,
 }
@@ -282,7 +283,17 @@ impl Engine {
         }
     }
 
-    /// Seconds of each action of a schedule in each run that was timed.
+    /// How many runs of a schedule were timed so far.
+    ///
+    /// # Errors
+    ///
+    /// When the plan has no such schedule.
+    pub fn timed_runs(&self, role: Role) -> Result<usize, ExecError> {
+        Ok(self.schedules.get(&role).ok_or_else(|| no_schedule(role))?.taken)
+    }
+
+    /// Seconds of each action of a schedule in each run that was timed, as far as they are the device's own: see
+    /// [`Device::run_timed`].
     ///
     /// # Errors
     ///
@@ -410,6 +421,7 @@ impl Ready {
             seconds: vec![Vec::new(); schedule.actions.len()],
             untimed: 0,
             timed: 0,
+            taken: 0,
             inputs: inputs.collect(),
             outputs: outputs.collect(),
         }
@@ -423,6 +435,7 @@ impl Ready {
         }
         let timed = self.timed > 0;
         self.timed = self.timed.saturating_sub(1);
+        self.taken += usize::from(timed);
         timed
     }
 }

@@ -50,6 +50,15 @@ impl Event {
         Ok(f64::from(milliseconds) / 1e3)
     }
 
+    /// Whether the stream has passed the point by now.
+    pub(super) fn is_passed(&self) -> Result<bool, ExecError> {
+        // SAFETY: the event lives.
+        match unsafe { cuda::cuEventQuery(self.0) } {
+            cuda::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => ok(other, "looking at a point of a stream").map(|()| true),
+        }
+    }
+
     /// Waits until the point has been passed; at once where it was never recorded.
     pub(super) fn wait(&self) -> Result<(), ExecError> {
         // SAFETY: the event lives.

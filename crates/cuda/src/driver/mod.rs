@@ -25,6 +25,7 @@ mod modules;
 mod nccl;
 mod nvml;
 mod nvrtc;
+mod points;
 mod staging;
 mod stream;
 mod symbols;
@@ -44,6 +45,7 @@ pub(crate) use modules::{Bound, Modules};
 pub(crate) use nccl::World;
 pub use nvrtc::Compiled;
 pub(crate) use nvrtc::Nvrtc;
+pub(crate) use points::Points;
 pub(crate) use stream::Stream;
 pub(crate) use vendor::Vendor;
 

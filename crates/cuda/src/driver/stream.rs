@@ -127,23 +127,6 @@ impl Stream {
         self.wait()?;
         start.until(&end)
     }
-
-    /// Seconds that the GPU takes for each of `count` parts that `queue` queues.
-    pub(crate) fn time_each(
-        &self,
-        count: usize,
-        queue: impl Fn(usize) -> Result<(), ExecError>,
-    ) -> Result<Vec<f64>, ExecError> {
-        self.context.enter()?;
-        let points = (0..=count).map(|_| Event::new()).collect::<Result<Vec<_>, _>>()?;
-        for (part, point) in points[..count].iter().enumerate() {
-            point.record(self.stream)?;
-            queue(part)?;
-        }
-        points[count].record(self.stream)?;
-        self.wait()?;
-        points.windows(2).map(|pair| pair[0].until(&pair[1])).collect()
-    }
 }
 
 impl Drop for Stream {

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
 
 use libloading::Library;
 use plimsoll_cuda::kernels::{KernelSource, SOURCES};
@@ -255,7 +256,13 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn run_timed(&mut self, schedule: ScheduleId, _: &mut [Vec<f64>]) -> Result<(), ExecError> {
-        self.run(schedule)
+    fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError> {
+        let program = self.schedules[schedule.0].clone();
+        for (action, seconds) in seconds.iter_mut().enumerate() {
+            let begin = Instant::now();
+            program.steps[program.range(action)].iter().for_each(|step| self.step(step));
+            seconds.push(begin.elapsed().as_secs_f64());
+        }
+        Ok(())
     }
 }

@@ -228,4 +228,8 @@ impl Device for Late {
     fn run_timed(&mut self, schedule: ScheduleId, _: &mut [Vec<f64>]) -> Result<(), ExecError> {
         self.run(schedule)
     }
+
+    fn guard_is_intact(&self) -> bool {
+        self.ask(|stream| stream.device.guard_is_intact())
+    }
 }

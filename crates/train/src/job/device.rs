@@ -46,7 +46,16 @@ impl Environment {
         if options.device != DeviceKind::Cpu && setup.gpu == GpuFiles::default() {
             setup.gpu = self.gpu()?;
         }
-        let mut device = plimsoll_devices::open(options.device, &setup)?;
+        self.with_times(plimsoll_devices::open(options.device, &setup)?, config)
+    }
+
+    /// A device that is open, with the costs that `config` names, and the file to which a run adds its own times.
+    pub(super) fn with_times(
+        &self,
+        mut device: Box<dyn Device>,
+        config: &Config,
+    ) -> Result<OpenedDevice, TrainError> {
+        let options = &config.options;
         let known = self.costs(&*device, config)?;
         let KnownTimes { measured, notes, file, kept } = known;
         let name = format!("{}, {}", device.name(), measured.source(options.precision.name()));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use plimsoll_graph::{Node, work};
+use plimsoll_graph::{Work, work};
 use plimsoll_plan::{Action, Role};
 
 use super::session::Session;
@@ -63,33 +63,50 @@ impl Session {
         Ok(tokens as f64 / whole)
     }
 
+    /// The lines of `steps` steps. Calls without a time of their own count as the mean of the others of their op. An op
+    /// without any time is left out.
     fn lines(&self, steps: f64) -> Result<Vec<ProfileLine>, TrainError> {
         let choice = &self.summary().planned.choice;
-        let graph = &choice.program.train.graph;
-        let cost = |node: &Node| work(&node.op, &graph.input_types(node), &graph.output_types(node));
-        let mut lines: BTreeMap<String, ProfileLine> = BTreeMap::new();
+        let (graph, engine) = (&choice.program.train.graph, self.trainer().run().engine());
+        let mut ops: BTreeMap<String, Calls> = BTreeMap::new();
         for role in [Role::First, Role::Further, Role::Update] {
             let Some(schedule) = choice.plan.schedules.get(&role) else { continue };
-            let seconds = self.trainer().run().engine().action_seconds(role)?;
-            for (action, seconds) in schedule.actions.iter().zip(seconds) {
+            let runs = engine.timed_runs(role)? as f64 / steps;
+            for (action, seconds) in schedule.actions.iter().zip(engine.action_seconds(role)?) {
                 let Action::Run { node, .. } = action else { continue };
-                let (op, cost) = (graph.signature(graph.node(*node)), cost(graph.node(*node)));
-                let runs = seconds.len() as f64 / steps;
-                let line = lines.entry(op.clone()).or_insert(ProfileLine {
-                    op,
-                    calls: 0,
-                    seconds: 0.0,
-                    matmul_flops: 0.0,
-                    bytes: 0.0,
+                let node = graph.node(*node);
+                let calls = ops.entry(graph.signature(node)).or_insert_with(|| {
+                    let work = work(&node.op, &graph.input_types(node), &graph.output_types(node));
+                    Calls { per_step: 0.0, seconds: Vec::new(), work }
                 });
-                line.calls += runs.round() as usize;
-                line.seconds += seconds.iter().sum::<f64>() / steps;
-                line.matmul_flops += runs * cost.matmul_flops;
-                line.bytes += runs * cost.bytes;
+                calls.per_step += runs;
+                calls.seconds.extend(seconds);
             }
         }
-        let mut lines: Vec<ProfileLine> = lines.into_values().collect();
+        let timed = ops.into_iter().filter(|(_, calls)| !calls.seconds.is_empty());
+        let mut lines: Vec<ProfileLine> = timed.map(|(op, calls)| calls.line(op)).collect();
         lines.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         Ok(lines)
+    }
+}
+
+/// The calls of one op.
+struct Calls {
+    per_step: f64,
+    /// Seconds of those that have a time.
+    seconds: Vec<f64>,
+    work: Work,
+}
+
+impl Calls {
+    fn line(self, op: String) -> ProfileLine {
+        let mean = self.seconds.iter().sum::<f64>() / self.seconds.len() as f64;
+        ProfileLine {
+            op,
+            calls: self.per_step.round() as usize,
+            seconds: self.per_step * mean,
+            matmul_flops: self.per_step * self.work.matmul_flops,
+            bytes: self.per_step * self.work.bytes,
+        }
     }
 }

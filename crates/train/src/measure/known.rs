@@ -147,9 +147,10 @@ impl Measured {
         }
     }
 
-    /// Adds the deliberately measured times of `newer`, which win if both know an op.
+    /// Adds the times of `newer`, which win if both know an op.
     #[must_use]
     pub fn updated(mut self, newer: Measured) -> Measured {
+        self.runs += newer.runs;
         for (signature, new) in newer.ops {
             let known = self.ops.entry(signature).or_insert(new);
             *known = OpRow(new.0.or(known.0), new.1.or(known.1), new.2, new.3, new.4, new.5);
@@ -180,18 +181,18 @@ impl Measured {
 
     /// Where the times in plans of a precision come from, in words for the user.
     pub fn source(&self, precision: &str) -> String {
-        let runs = match self.runs {
+        let runs = |joined: &str| match self.runs {
             0 => String::new(),
-            1 => " and in 1 run".to_owned(),
-            runs => format!(" and in {runs} runs"),
+            1 => format!(" and {joined} 1 run"),
+            runs => format!(" and {joined} {runs} runs"),
         };
         match self.probed.get(precision) {
             Some(probed) => {
-                let date = day(probed.day);
+                let (date, runs) = (day(probed.day), runs("in"));
                 format!("times measured on this machine on {date}{runs}")
             }
             None if self.is_empty() => "times modelled".to_owned(),
-            None => format!("times from measured ops{runs}"),
+            None => format!("times from measured ops{}", runs("from")),
         }
     }
 }
@@ -253,7 +254,7 @@ mod tests {
             known.source("f32")
         );
         assert!(known.source("f32").ends_with(" and in 23 runs"), "{}", known.source("f32"));
-        assert_eq!(known.source("bf16"), "times from measured ops and in 23 runs");
+        assert_eq!(known.source("bf16"), "times from measured ops and from 23 runs");
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod chat_templates;
 mod evaluation;
 mod expert_adapters;
 mod files;
+mod grouped_llama;
 mod groups;
 mod hf;
 mod identity;
