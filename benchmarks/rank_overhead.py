@@ -21,6 +21,7 @@ WAYS = {
     "two ranks, stage 0": ("--ranks", "2", "--micro-batch", "2", "--zero-stage", "0"),
     "two ranks, stage 1": ("--ranks", "2", "--micro-batch", "2", "--zero-stage", "1"),
     "two ranks, stage 2": ("--ranks", "2", "--micro-batch", "2", "--zero-stage", "2"),
+    "two ranks, stage 3": ("--ranks", "2", "--micro-batch", "2", "--zero-stage", "3"),
 }
 
 

@@ -80,7 +80,8 @@ fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         (0, false) => "no values".to_owned(),
         _ => size(bytes),
     };
-    writeln!(out, "offload to {}: {amount}, at {}", link.tier.name(), rates(&link))?;
+    let each = if summary.planned.choice.program.ranks() > 1 { "each rank offloads" } else { "offload" };
+    writeln!(out, "{each} to {}: {amount}, at {}", link.tier.name(), rates(&link))?;
     if let Some((bytes, room)) = summary.waiting_bytes().filter(|(bytes, _)| *bytes > 0) {
         let of = if room == u64::MAX { String::new() } else { format!(" of {}", size(room)) };
         writeln!(out, "  {}{of} are taken there", size(bytes))?;

@@ -20,7 +20,7 @@ const RUN: &str = "train --model model --data text.txt --seq-len 16 --global-bat
 /// Whether ranks are processes.
 const PROCESSES: bool = cfg!(feature = "mpi");
 /// The number of ranks and the stage of `ZeRO` in each case.
-const WORLDS: [[usize; 2]; 4] = [[2, 1], [4, 2], [2, 0], [4, 1]];
+const WORLDS: [[usize; 2]; 6] = [[4, 3], [2, 1], [4, 2], [2, 0], [2, 3], [4, 1]];
 
 /// Numbers that follow from a seed (`splitmix64`).
 struct Random(u64);

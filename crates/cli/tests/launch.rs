@@ -121,6 +121,43 @@ fn processes_that_meet_at_an_address_train_as_threads_do() {
     }
 }
 
+/// The smallest `--memory` in MiB that works for two ranks, as the refusal of one that does not names it.
+fn smallest_memory(home: &Home, arguments: &str) -> u64 {
+    let refused = home.command(&format!("plan --ranks 2 --memory 1MiB {arguments}")).output().unwrap();
+    let (_, said) = texts(&refused);
+    let figure = said.split("`--memory ").nth(1).and_then(|rest| rest.split("MiB`").next());
+    figure.and_then(|figure| figure.parse().ok()).unwrap_or_else(|| panic!("{arguments}: {said}"))
+}
+
+#[test]
+fn ranks_with_a_disk_train_to_the_same_bits_in_a_budget_that_is_too_small_without_one() {
+    let home = Home::with_model();
+    let fixed = "--global-batch 32 --micro-batch 16 --threads 2 --seed 3 --zero-stage 3";
+    let disk = format!("{fixed} --offload disk --offload-folder .");
+    let [with, without] = [&disk, fixed].map(|arguments| smallest_memory(&home, arguments));
+    assert!(with + 4 < without, "{with} MiB with a disk, {without} MiB without");
+    let train = format!("train --synthetic --max-steps 3 --report-to none {fixed}");
+    home.done(&format!("{train} --ranks 2 --memory 1GiB --output-dir whole"));
+    let train = format!("train --synthetic --max-steps 3 --report-to none {disk}");
+    let memory = with.midpoint(without);
+    let (_, told) = home.done(&format!("{train} --ranks 2 --memory {memory}MiB --output-dir threads"));
+    assert!(told.contains("\neach rank offloads to disk: "), "{told}");
+    // A process sets 32 MiB aside for messages.
+    let memory = memory + 32;
+    let outputs = ended(torchrun(&home, 2, &format!("{train} --memory {memory}MiB --output-dir processes")));
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(output.status.success(), "rank {rank}: {}", texts(output).1);
+    }
+    assert!(texts(&outputs[0]).1.contains("each rank offloads to disk: "), "{}", texts(&outputs[0]).1);
+    for run in ["threads", "processes"] {
+        assert_eq!(home.losses(run), home.losses("whole"), "{run}");
+        assert!(
+            home.read(&format!("{run}/model.safetensors")) == home.read("whole/model.safetensors"),
+            "{run}"
+        );
+    }
+}
+
 #[test]
 fn a_process_that_is_killed_ends_the_others_at_once_with_its_number() {
     let home = Home::with_model();

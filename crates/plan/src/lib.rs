@@ -8,7 +8,7 @@
 //! device/      facts, links, described GPUs               facts of a device
 //! program/     graphs with facts, roles, state ranges     the input of planning
 //! schedule/    actions, buffers, time, replay/            the answer's form, and its judge
-//! layout/      lifetimes, greedy, local search, exact     runs → lifetimes → offsets
+//! layout/      lifetimes, exchanges, greedy, exact        runs → lifetimes → offsets
 //! recompute/   strategy, layers, regions, run order       runs that are repeated, as a tree
 //! remat/       labels, bound, search, ladder              the planner for abstract graphs; imports nothing of ours
 //! optimum/     trait, ladder, chain/, graph/              the fastest order for any transient budget, and its bound

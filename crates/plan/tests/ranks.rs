@@ -8,6 +8,8 @@ mod support;
 mod gathers;
 #[path = "ranks/shards.rs"]
 mod shards;
+#[path = "ranks/tiers.rs"]
+mod tiers;
 
 use plimsoll_graph::op::Collective;
 use plimsoll_graph::{DType, Graph, Init, Op, Phase, StateId, StateKind};

@@ -88,6 +88,9 @@ fn update(
     if !matches!(grad.ty.dtype, DType::F32 | DType::Bf16) {
         return Err(unsupported(call, &format!("has no CUDA kernel for gradients in {}", grad.ty.dtype)));
     }
+    if matches!(stored.weights, Weights::StochasticShard { .. }) {
+        return Err(unsupported(call, "has no CUDA kernel for shards of weights in bf16 alone"));
+    }
     let mut args = vec![ranges(call, grad, stored, moments)];
     args.extend(call.inputs[1..=scalars].iter().map(Operand::pointer));
     args.push(Arg::Struct(rule));
@@ -135,7 +138,7 @@ pub(super) fn ranges(call: &Call, grad: &Operand, stored: Stored, moments: usize
         Weights::Stochastic { stream } => {
             (call.inputs.last().map_or(Arg::Null, Operand::pointer), Arg::U64(stream))
         }
-        Weights::F32 | Weights::Split => (Arg::Null, Arg::U64(0)),
+        Weights::F32 | Weights::Split | Weights::StochasticShard { .. } => (Arg::Null, Arg::U64(0)),
     };
     let ([m, m_scale], [v, v_scale]) = (first, second);
     let count = i64(grad.count());
@@ -145,7 +148,7 @@ pub(super) fn ranges(call: &Call, grad: &Operand, stored: Stored, moments: usize
 pub(super) fn weights_name(stored: Stored) -> &'static str {
     match stored.weights {
         Weights::F32 => "f32",
-        Weights::Stochastic { .. } => "stochastic",
+        Weights::Stochastic { .. } | Weights::StochasticShard { .. } => "stochastic",
         Weights::Split => "split",
     }
 }

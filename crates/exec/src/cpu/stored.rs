@@ -108,8 +108,12 @@ struct Ranges<const M: usize> {
 #[derive(Clone, Copy)]
 enum Parameter {
     Plain(CpuOperand),
-    Stochastic(CpuOperand, Stream),
-    Split { upper: CpuOperand, lower: CpuOperand },
+    /// With the number of its first element in the whole parameter.
+    Stochastic(CpuOperand, Stream, usize),
+    Split {
+        upper: CpuOperand,
+        lower: CpuOperand,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -123,9 +127,11 @@ impl<const M: usize> Ranges<M> {
         let outputs = call.outputs;
         let (parameter, first) = match stored.weights {
             Weights::F32 => (Parameter::Plain(outputs[0]), 1),
-            Weights::Stochastic { stream } => {
+            Weights::Stochastic { stream } | Weights::StochasticShard { stream } => {
                 let rng = call.integers(call.inputs.len() - 1);
-                (Parameter::Stochastic(outputs[0], Stream::of_input(rng, stream)), 1)
+                let shard = matches!(stored.weights, Weights::StochasticShard { .. });
+                let first = if shard { rng[3] as usize * outputs[0].ty.shape.elements() } else { 0 };
+                (Parameter::Stochastic(outputs[0], Stream::of_input(rng, stream), first), 1)
             }
             Weights::Split => (Parameter::Split { upper: outputs[0], lower: outputs[1] }, 2),
         };
@@ -176,7 +182,7 @@ impl Parameter {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Parameter::Plain(range) | Parameter::Stochastic(range, _) => load(range, at, numbers),
+                Parameter::Plain(range) | Parameter::Stochastic(range, ..) => load(range, at, numbers),
                 Parameter::Split { upper, lower } => {
                     let upper = elements::<bf16>(upper.pointer.add(2 * at), numbers.len());
                     let lower = elements::<i16>(lower.pointer.add(2 * at), numbers.len());
@@ -196,9 +202,9 @@ impl Parameter {
         unsafe {
             match self {
                 Parameter::Plain(range) => store(range, at, numbers),
-                Parameter::Stochastic(range, stream) => {
+                Parameter::Stochastic(range, stream, first) => {
                     let to = elements::<bf16>(range.pointer.add(2 * at), numbers.len());
-                    at_full_width(RoundAtRandom { stream, at, numbers, to });
+                    round_at_random(stream, first + at, numbers, to);
                 }
                 Parameter::Split { upper, lower } => {
                     let upper = elements::<bf16>(upper.pointer.add(2 * at), numbers.len());
@@ -212,7 +218,19 @@ impl Parameter {
     }
 }
 
-/// Elements `at …` of a parameter rounded to bf16, four to a draw.
+/// Rounds elements `at …` of a parameter to bf16.
+fn round_at_random(stream: &Stream, at: usize, numbers: &[f32], to: &mut [bf16]) {
+    // Shards of small tensors are divided to the element, and may begin amid four that are drawn together.
+    let before = numbers.len().min(at.next_multiple_of(4) - at);
+    for (index, (to, &number)) in (at..at + before).zip(to.iter_mut().zip(numbers)) {
+        let (row, element) = init::place(index);
+        *to = rounding::stochastic(number, stream.bits(row, element));
+    }
+    let (numbers, to) = (&numbers[before..], &mut to[before..]);
+    at_full_width(RoundAtRandom { stream, at: at + before, numbers, to });
+}
+
+/// Elements `at …` of a parameter rounded to bf16, four to a draw; `at` is a multiple of four.
 struct RoundAtRandom<'a> {
     stream: &'a Stream,
     at: usize,
@@ -276,5 +294,29 @@ impl Moment {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::trial::numbers;
+
+    #[test]
+    fn shards_are_rounded_as_in_the_whole_wherever_they_begin() {
+        let stream = Stream::new(5, 6, 7);
+        let all = numbers(1003, 1);
+        let mut whole = vec![bf16::ZERO; all.len()];
+        round_at_random(&stream, 0, &all, &mut whole);
+        for len in [256, 334, 201, 5, 3] {
+            let mut shards = vec![bf16::ZERO; all.len()];
+            for (shard, (numbers, to)) in all.chunks(len).zip(shards.chunks_mut(len)).enumerate() {
+                round_at_random(&stream, shard * len, numbers, to);
+            }
+            assert_eq!(shards, whole, "shards of {len} elements");
+        }
+        let mut other = vec![bf16::ZERO; all.len()];
+        round_at_random(&stream, 4, &all, &mut other);
+        assert_ne!(other, whole, "the place decides");
     }
 }

@@ -18,7 +18,9 @@ pub(super) struct Numbers {
 pub(super) fn read(stored: Stored, ranges: &[Tensor]) -> Numbers {
     let numbers: Vec<Vec<f64>> = ranges.iter().map(Tensor::numbers).collect();
     let (parameter, rest) = match stored.weights {
-        Weights::F32 | Weights::Stochastic { .. } => (numbers[0].clone(), &numbers[1..]),
+        Weights::F32 | Weights::Stochastic { .. } | Weights::StochasticShard { .. } => {
+            (numbers[0].clone(), &numbers[1..])
+        }
         Weights::Split => {
             let join = |(&upper, &lower): (&f64, &f64)| {
                 f64::from(rounding::join(half::bf16::from_f64(upper), lower as i16))
@@ -37,10 +39,13 @@ pub(super) fn read(stored: Stored, ranges: &[Tensor]) -> Numbers {
 pub(super) fn write(stored: Stored, numbers: &Numbers, rng: &[i32], ranges: &[Tensor]) -> Vec<Array> {
     let mut written = match stored.weights {
         Weights::F32 => vec![numbers.parameter.clone()],
-        Weights::Stochastic { stream } => {
+        Weights::Stochastic { stream } | Weights::StochasticShard { stream } => {
+            let shard = matches!(stored.weights, Weights::StochasticShard { .. });
+            // The first element of a shard in the whole.
+            let first = if shard { rng[3] as usize * numbers.parameter.len() } else { 0 };
             let stream = Stream::of_input(rng, stream);
             let round = |(index, &x): (usize, &f64)| {
-                let (row, element) = init::place(index);
+                let (row, element) = init::place(first + index);
                 f64::from(rounding::stochastic(x as f32, stream.bits(row, element)))
             };
             vec![numbers.parameter.iter().enumerate().map(round).collect()]

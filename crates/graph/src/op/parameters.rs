@@ -35,6 +35,12 @@ pub enum Weights {
         /// Hash of the parameter's name.
         stream: u64,
     },
+    /// The same for a shard of a parameter, which is rounded as it would be in the whole: `rng[3]` is the number of the
+    /// shard, and shards are equally long.
+    StochasticShard {
+        /// Hash of the parameter's name.
+        stream: u64,
+    },
     /// bf16 for all readers, and beside it, for the optimizer alone, the i16 that completes it to f32: the bits of the
     /// f32 are those of the bf16, shifted up by sixteen places, plus the i16. So the master copy costs two bytes
     /// instead of four. For weights just loaded from bf16 it is all zeros.
@@ -73,6 +79,18 @@ impl Stored {
     pub fn without_stream(self) -> Stored {
         match self.weights {
             Weights::Stochastic { .. } => Stored { weights: Weights::Stochastic { stream: 0 }, ..self },
+            Weights::StochasticShard { .. } => {
+                Stored { weights: Weights::StochasticShard { stream: 0 }, ..self }
+            }
+            Weights::F32 | Weights::Split => self,
+        }
+    }
+
+    /// The same for a shard of the parameter.
+    #[must_use]
+    pub fn of_shard(self) -> Stored {
+        match self.weights {
+            Weights::Stochastic { stream } => Stored { weights: Weights::StochasticShard { stream }, ..self },
             _ => self,
         }
     }
@@ -83,7 +101,7 @@ impl Stored {
         let ty = |dtype| Type { shape, dtype };
         let mut types = match self.weights {
             Weights::F32 => vec![ty(DType::F32)],
-            Weights::Stochastic { .. } => vec![ty(DType::Bf16)],
+            Weights::Stochastic { .. } | Weights::StochasticShard { .. } => vec![ty(DType::Bf16)],
             Weights::Split => vec![ty(DType::Bf16), ty(DType::I16)],
         };
         let moment = match self.moments {
@@ -97,7 +115,7 @@ impl Stored {
 
     /// Whether the update draws random numbers.
     pub fn is_random(self) -> bool {
-        matches!(self.weights, Weights::Stochastic { .. })
+        matches!(self.weights, Weights::Stochastic { .. } | Weights::StochasticShard { .. })
     }
 }
 

@@ -15,6 +15,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use plimsoll_graph::{Graph, NodeId, Op, StateId, StateKind, Value};
 
+use super::exchanges::is_exchange;
 use super::slot::Slot;
 use crate::device::{Direction, Facts, Scratch, aligned};
 use crate::program::Purpose;
@@ -83,40 +84,38 @@ impl Lifetimes {
 /// The slots of `sequence`, without its schedule. They do not depend on whether the first writers of gradients add or
 /// replace. Actions are only counted, since a search asks for the slots of many sequences.
 pub(crate) fn slots_of(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Vec<Slot> {
-    let states = (0..graph.states().len() as u32).map(StateId).collect();
-    let mut writer = Writer::new(graph, facts, scratch, (sequence, states));
-    writer.write_actions(Gradients::Add);
-    writer.slots().0
+    Writer::written(graph, facts, scratch, sequence).slots().0
 }
 
-/// Limit on the exchanges under way whose operands die with them: one on the wire and the next.
-const PASSING: usize = 2;
-
 /// An exchange between ranks that was begun and not awaited.
-struct Begun {
-    node: NodeId,
-    operands: Vec<BufferId>,
+pub(super) struct Begun {
+    pub(super) node: NodeId,
+    /// The index of its run.
+    pub(super) run: usize,
+    pub(super) operands: Vec<BufferId>,
     /// Whether the bytes that it sends are free once it is awaited.
-    passing: bool,
+    pub(super) passing: bool,
 }
 
 /// Writes the actions of a sequence and notes which buffers each of them touches.
-struct Writer<'a> {
-    graph: &'a Graph,
-    facts: &'a Facts,
-    scratch: Scratch,
-    sequence: &'a Sequence,
+pub(super) struct Writer<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) facts: &'a Facts,
+    pub(super) scratch: Scratch,
+    pub(super) sequence: &'a Sequence,
     /// State that has a buffer, rising.
     states: Vec<StateId>,
     /// State first, then the instances of the sequence, then scratch.
-    buffers: Vec<Buffer>,
+    pub(super) buffers: Vec<Buffer>,
     /// How many actions there are so far, and these actions where they are wanted.
-    count: usize,
+    pub(super) count: usize,
     actions: Option<Vec<Action>>,
     /// The action of each execution.
-    positions: Vec<usize>,
+    pub(super) positions: Vec<usize>,
     /// Exchanges between ranks that were begun and not awaited, oldest first.
-    exchanges: VecDeque<Begun>,
+    pub(super) exchanges: VecDeque<Begun>,
+    /// Exchanges that were awaited: the run that began each, and the run before which it was awaited.
+    pub(super) awaits: Vec<(usize, usize)>,
 }
 
 impl<'a> Writer<'a> {
@@ -137,21 +136,31 @@ impl<'a> Writer<'a> {
             actions: None,
             positions: Vec::with_capacity(sequence.executions.len()),
             exchanges: VecDeque::new(),
+            awaits: Vec::new(),
         };
         writer.add_states();
         writer.add_instances();
         writer
     }
 
-    /// The number of actions that the finished schedule has.
-    fn last(&self) -> usize {
-        let exchanges = self.sequence.executions.iter().filter(|run| self.is_exchange(run.node)).count();
-        self.sequence.executions.len() + exchanges + self.sequence.transfers.len()
+    /// The writer of a whole graph once it has counted all actions.
+    pub(super) fn written(
+        graph: &'a Graph,
+        facts: &'a Facts,
+        scratch: Scratch,
+        sequence: &'a Sequence,
+    ) -> Writer<'a> {
+        let states = (0..graph.states().len() as u32).map(StateId).collect();
+        let mut writer = Writer::new(graph, facts, scratch, (sequence, states));
+        writer.write_actions(Gradients::Add);
+        writer
     }
 
-    /// Whether a node is an exchange between ranks, which is run and then awaited.
-    fn is_exchange(&self, node: NodeId) -> bool {
-        self.graph.node(node).op.collective().is_some()
+    /// The number of actions that the finished schedule has.
+    fn last(&self) -> usize {
+        let exchanges =
+            self.sequence.executions.iter().filter(|run| is_exchange(self.graph, run.node)).count();
+        self.sequence.executions.len() + exchanges + self.sequence.transfers.len()
     }
 
     fn add_states(&mut self) {
@@ -189,54 +198,22 @@ impl<'a> Writer<'a> {
         let sequence = self.sequence;
         let mut transfers = sequence.transfers.iter().peekable();
         for (position, execution) in sequence.executions.iter().enumerate() {
+            self.end_exchanges_before(execution);
             while let Some(next) = transfers.next_if(|next| next.before == position) {
                 self.transfer(next);
             }
             self.run(execution, gradients);
         }
-        for next in transfers {
-            self.transfer(next);
-        }
+        // The last waits come behind the last exchanges, because the next schedule may take them over.
+        let mut last: Vec<&Transfer> = transfers.collect();
+        let waits = last.split_off(last.iter().rposition(|next| next.begins).map_or(0, |begin| begin + 1));
+        last.into_iter().for_each(|next| self.transfer(next));
         self.await_first(self.exchanges.len());
-    }
-
-    /// Awaits the exchanges whose operands are among `touched`, and all that began before them: their lane is a queue.
-    fn await_before(&mut self, touched: impl Fn(BufferId) -> bool) {
-        let meets = |begun: &Begun| begun.operands.iter().any(|&id| touched(id));
-        let last = self.exchanges.iter().rposition(meets);
-        self.await_first(last.map_or(0, |last| last + 1));
-    }
-
-    /// Begins an exchange. Without a limit, shards that wait for their turn on the wire would fill the memory that the
-    /// division among ranks has freed.
-    fn begin_exchange(&mut self, node: NodeId, inputs: &[BufferId], outputs: &[BufferId]) {
-        let passing = inputs.iter().any(|&id| !self.outlives(id));
-        if passing {
-            let places = (0..self.exchanges.len()).filter(|&at| self.exchanges[at].passing);
-            let oldest = places.rev().nth(PASSING - 1);
-            self.await_first(oldest.map_or(0, |oldest| oldest + 1));
-        }
-        self.exchanges.push_back(Begun { node, operands: [inputs, outputs].concat(), passing });
-    }
-
-    fn await_first(&mut self, count: usize) {
-        if count == 0 {
-            return;
-        }
-        for Begun { node, operands, .. } in self.exchanges.drain(..count).collect::<Vec<_>>() {
-            let end = self.count + 1;
-            for id in operands {
-                if !self.outlives(id) {
-                    let buffer = &mut self.buffers[id.index()];
-                    buffer.end = buffer.end.max(end);
-                }
-            }
-            self.push(|| Action::Await { node });
-        }
+        waits.into_iter().for_each(|next| self.transfer(next));
     }
 
     /// Counts an action, and lists it where actions are wanted.
-    fn push(&mut self, action: impl FnOnce() -> Action) {
+    pub(super) fn push(&mut self, action: impl FnOnce() -> Action) {
         self.count += 1;
         if let Some(actions) = &mut self.actions {
             actions.push(action());
@@ -246,9 +223,11 @@ impl<'a> Writer<'a> {
     fn transfer(&mut self, &Transfer { of, begins, .. }: &Transfer) {
         let Move { instance, direction, .. } = self.sequence.moves[of];
         let moved = self.states.len() + instance;
-        self.await_before(|id| id.index() == moved);
+        if begins {
+            self.await_before(|id| id.index() == moved);
+        }
         let index = self.count;
-        let buffer = &mut self.buffers[self.states.len() + instance];
+        let buffer = &mut self.buffers[moved];
         if begins && direction == Direction::In {
             (buffer.start, buffer.purpose) = (index, Purpose::Staging);
         }
@@ -260,13 +239,8 @@ impl<'a> Writer<'a> {
         let (graph, sequence, node) = (self.graph, self.sequence, execution.node);
         let (inputs, outputs) = sequence.operands_of(execution);
         let operands = &sequence.operands[execution.operands()];
-        if !self.exchanges.is_empty() {
-            let touched: Vec<BufferId> = self.buffer_ids(operands);
-            self.await_before(|id| touched.contains(&id));
-        }
-        if self.is_exchange(node) {
-            let [inputs, outputs] = [inputs, outputs].map(|of| self.buffer_ids(of));
-            self.begin_exchange(node, &inputs, &outputs);
+        if is_exchange(graph, node) {
+            self.begin_exchange(execution);
         }
         let index = self.count;
         for (&place, &value) in outputs.iter().zip(&graph.node(node).outputs) {
@@ -294,7 +268,7 @@ impl<'a> Writer<'a> {
         });
     }
 
-    fn buffer_ids(&self, operands: &[Operand]) -> Vec<BufferId> {
+    pub(super) fn buffer_ids(&self, operands: &[Operand]) -> Vec<BufferId> {
         operands.iter().map(|&place| self.buffer_id(place)).collect()
     }
 
@@ -327,13 +301,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Whether a buffer is state that is there before the schedule and after it.
-    fn outlives(&self, id: BufferId) -> bool {
+    pub(super) fn outlives(&self, id: BufferId) -> bool {
         let state = self.states.get(id.index());
         state.is_some_and(|&state| self.graph.state(state).kind != StateKind::Transient)
     }
 
     /// The slots to place: buffers, of which some take over dying inputs.
-    fn slots(&mut self) -> (Vec<Slot>, Vec<Option<usize>>) {
+    pub(super) fn slots(&mut self) -> (Vec<Slot>, Vec<Option<usize>>) {
         let last = self.last();
         keep_outputs(self.graph, &mut self.buffers, last);
         let slot_of = vec![None; self.buffers.len()];

@@ -23,6 +23,7 @@
 
 mod csv;
 mod exact;
+mod exchanges;
 mod greedy;
 mod liveness;
 mod local_search;
@@ -33,6 +34,7 @@ mod range_max;
 mod sections;
 mod slot;
 
+pub(crate) use exchanges::{ExchangeClock, ExchangeRun, compute_seconds, live_in_runs, order_seconds};
 pub(crate) use liveness::{Gradients, Lifetimes, slots_of};
 pub(crate) use slot::live_bytes;
 

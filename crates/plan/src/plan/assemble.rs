@@ -241,6 +241,16 @@ impl<'a> Assembly<'a> {
     }
 }
 
+/// Times of a micro-batch and of the update of these schedules, by facts that need not be those they were made with.
+pub(crate) fn step_times(
+    schedules: &BTreeMap<Role, Schedule>,
+    facts: &Facts,
+    scratch: Scratch,
+) -> (f64, f64) {
+    let StepTimes { micro_batch, update } = StepTimes::of(schedules, facts, scratch);
+    (micro_batch, update)
+}
+
 /// Times of the parts of a step, once steps follow each other.
 struct StepTimes {
     /// A micro-batch that follows another one.

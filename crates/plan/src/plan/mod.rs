@@ -25,7 +25,7 @@ use crate::device::Scratch;
 use crate::program::Program;
 use crate::recompute::{Order, Strategy};
 
-pub(crate) use assemble::{beside_bytes, closed_draft, draft};
+pub(crate) use assemble::{beside_bytes, closed_draft, draft, step_times};
 
 pub use assemble::Tiered;
 pub use draft::{ByPurpose, Draft};

@@ -1,5 +1,6 @@
 //! The traffic between ranks in one step: bytes on the wire, and the time that compute does not cover.
 
+use crate::plan::step_times;
 use crate::program::{Costed, Role};
 use crate::schedule::{Action, exchanges};
 use crate::search::Choice;
@@ -25,12 +26,24 @@ pub fn traffic(choice: &Choice) -> Option<Traffic> {
         return None;
     }
     let micro_batches = choice.accumulation * program.passes();
-    let [passes, update] = [Role::First, Role::Update].map(|role| times(choice, role));
+    let [pass, update] = [Role::First, Role::Update].map(|role| exchange_seconds(choice, role));
     let sent = |role| wire_bytes(choice, role);
-    let [exchanged, computed] = [0, 1].map(|which| micro_batches as f64 * passes[which] + update[which]);
-    let exposed_seconds = (choice.step_seconds() - computed).max(0.0);
+    let exposed_seconds = (choice.step_seconds() - seconds_without(choice)).max(0.0);
     let wire_bytes = sent(Role::First) * micro_batches as u64 + sent(Role::Update);
-    Some(Traffic { ranks, wire_bytes, seconds: exchanged, exposed_seconds })
+    Some(Traffic { ranks, wire_bytes, seconds: micro_batches as f64 * pass + update, exposed_seconds })
+}
+
+/// Time of the same step if exchanges took no time. Waits for a tier stay.
+fn seconds_without(choice: &Choice) -> f64 {
+    let Costed { graph, facts } = &choice.program.train;
+    let mut facts = facts.clone();
+    for (node, facts) in graph.nodes().iter().zip(&mut facts.nodes) {
+        if node.op.collective().is_some() {
+            (facts.seconds, facts.lean_seconds) = (0.0, 0.0);
+        }
+    }
+    let (micro_batch, update) = step_times(&choice.plan.schedules, &facts, choice.plan.scratch);
+    (choice.accumulation * choice.program.passes()) as f64 * micro_batch + update
 }
 
 /// Bytes that each rank sends in one run of a schedule. Weights may be gathered more than once.
@@ -41,17 +54,15 @@ pub fn wire_bytes(choice: &Choice, role: Role) -> u64 {
     exchanged.map(|exchange| exchange.collective.wire_bytes(exchange.ty)).sum()
 }
 
-/// Times of a schedule's exchanges and of its other runs, each by itself.
-fn times(choice: &Choice, role: Role) -> [f64; 2] {
+/// Time of a schedule's exchanges, one after the other.
+fn exchange_seconds(choice: &Choice, role: Role) -> f64 {
     let Costed { graph, facts } = &choice.program.train;
-    let mut times = [0.0; 2];
     let actions = choice.plan.schedules.get(&role).map_or(&[][..], |schedule| &schedule.actions);
-    for action in actions {
-        if let Action::Run { node, .. } = action {
-            let exchanges = graph.node(*node).op.collective().is_some();
-            let seconds = facts.nodes[node.index()].seconds_with(choice.plan.scratch);
-            times[usize::from(!exchanges)] += seconds;
+    let seconds = |action: &Action| match action {
+        Action::Run { node, .. } if graph.node(*node).op.collective().is_some() => {
+            facts.nodes[node.index()].seconds_with(choice.plan.scratch)
         }
-    }
-    times
+        _ => 0.0,
+    };
+    actions.iter().map(seconds).sum()
 }

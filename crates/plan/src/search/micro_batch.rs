@@ -6,7 +6,7 @@ use super::tables::ProgramTables;
 use super::tried::Tried;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
-use crate::layout::{Effort, Slot, fits, layout, live_bytes, slots_of};
+use crate::layout::{Effort, Slot, fits, layout, live_bytes, order_seconds, slots_of};
 use crate::plan::{Draft, Tiered};
 use crate::program::{Costed, Program};
 use crate::recompute::{Order, Strategy, micro_batch};
@@ -133,8 +133,7 @@ impl<'a> MicroBatch<'a> {
             return None;
         }
         let sequence = micro_batch(graph, order);
-        let runs = sequence.executions.iter();
-        let pass: f64 = runs.map(|run| facts.nodes[run.node.index()].seconds_with(scratch)).sum();
+        let pass = order_seconds(graph, facts, scratch, &sequence);
         let step_seconds = self.step_seconds(pass, scratch);
         let beside = self.tables.beside_bytes(scratch);
         if !self.could_matter(step_seconds, tried) {
@@ -170,8 +169,7 @@ impl<'a> MicroBatch<'a> {
     ) -> Unplaced {
         let Costed { graph, facts } = &self.program().train;
         let sequence = micro_batch(graph, order);
-        let runs = sequence.executions.iter();
-        let pass: f64 = runs.map(|run| facts.nodes[run.node.index()].seconds_with(scratch)).sum();
+        let pass = order_seconds(graph, facts, scratch, &sequence);
         self.tables.work.look(sequence.executions.len());
         let slots = slots_of(graph, facts, scratch, &sequence);
         drop(sequence);

@@ -10,11 +10,12 @@ use plimsoll_graph::Value;
 use super::work::WorkCount;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::{Link, Scratch};
+use crate::layout::order_seconds;
 use crate::offload::{Candidates, KnownUpdates, Recomputation, StateOrder, persistent_bytes};
 use crate::optimum::{Optimum, Outline, optimum, outline};
 use crate::plan::beside_bytes;
 use crate::program::{Costed, Program, StateDiffers};
-use crate::recompute::Strategy;
+use crate::recompute::{Strategy, update};
 
 /// Approximate bytes of the tables of a program: a fixed number, and more for each node. Measured were 9 million for
 /// GPT-2; for a Llama of 300 small layers 35 million with a tier and 17 million without.
@@ -50,7 +51,8 @@ struct Tables {
     optimum: OnceCell<Option<Box<dyn Optimum>>>,
     candidates: OnceCell<Candidates>,
     beside_bytes: OnceCell<TransientBytes>,
-    /// Times of one pass over a micro-batch and of the update, if nothing is recomputed or away.
+    /// Times of one pass over a micro-batch, without its exchanges, and of the update with them, if nothing is recomputed or
+    /// away.
     seconds: OnceCell<(f64, f64)>,
 }
 
@@ -144,13 +146,15 @@ impl ProgramTables {
         self.seconds(scratch).0
     }
 
-    /// Time of the update with all state in the arena.
+    /// Time of the update with all state in the arena, exchanges between ranks included.
     pub(super) fn update_seconds(&self, scratch: Scratch) -> f64 {
         self.seconds(scratch).1
     }
 
     fn seconds(&self, scratch: Scratch) -> (f64, f64) {
-        let new = || (self.program.pass_seconds(scratch), self.program.update_seconds(scratch));
+        let Costed { graph, facts } = &self.program.train;
+        let update = || order_seconds(graph, facts, scratch, &update(graph));
+        let new = || (self.program.pass_seconds(scratch), update());
         *self.tables(scratch).seconds.get_or_init(new)
     }
 

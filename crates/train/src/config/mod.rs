@@ -238,6 +238,7 @@ impl Config {
     /// When the target is only described, or asks for what the device cannot do.
     pub fn settle_device(&mut self) -> Result<(), TrainError> {
         self.options.device = self.target.here()?;
+        self.options.check_stage()?;
         if let DeviceKind::Cuda(index) = self.options.device {
             self.target = Target::Gpu(index);
             if self.options.offload.is_some() {

@@ -273,9 +273,6 @@ pub(super) fn check_ranks(options: &Options, target: &Target) -> Result<(), Trai
             "--ranks {ranks} are threads of this machine's processor; leave --ranks out for {device}"
         )));
     }
-    if options.offload.is_some() {
-        return Err(mistake(format!("--ranks {ranks} offload nothing yet; leave --offload or --ranks out")));
-    }
     options.check_ranks()
 }
 

@@ -13,6 +13,7 @@ use super::times::{KnownTimes, MODELLED, TimesFile, read_costs};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::measure::{Measured, committed, timed_machine};
+use crate::planning::Offload;
 
 /// A device and its name.
 #[derive(Debug)]
@@ -39,7 +40,10 @@ impl Environment {
     pub fn device(&self, config: &Config) -> Result<OpenedDevice, TrainError> {
         let options = &config.options;
         let threads = plimsoll_devices::threads(options.threads);
-        let link = |offload| disk_speed::link(self, offload, threads);
+        let link = |offload: &Offload| match offload.link {
+            Some(link) => Ok(link),
+            None => disk_speed::link(self, offload, threads).map(|link| options.own_part(link)),
+        };
         let link = options.offload.as_ref().map(link).transpose()?;
         let offload = options.offload.as_ref().map(|offload| offload.folder.clone()).zip(link);
         let mut setup = Setup { offload, ..options.setup() };

@@ -52,9 +52,6 @@ impl Disk {
 /// The link to the disk that `offload` names, for runs of `threads` threads, with the speed measured when it was first
 /// used.
 pub(crate) fn link(environment: &Environment, offload: &Offload, threads: usize) -> Result<Link, TrainError> {
-    if let Some(link) = offload.link {
-        return Ok(link);
-    }
     let machine = measured_machine(threads);
     let device = device(offload);
     let known =

@@ -64,7 +64,7 @@ impl OtherRanks {
         }
         for end in ends {
             let source = config.clone().open_data(&mut |_| ())?.train;
-            let device = config.options.plain_device()?;
+            let device = config.options.following_device()?;
             let resumed = resumed.map(Path::to_owned);
             let (config, planned) = (config.clone(), planned.clone());
             let follower = Follower { config, planned, source, device, resumed, end };

@@ -42,7 +42,7 @@ fn follow_with(mut config: Config, world: &Arc<dyn Communicator>) -> Result<(), 
     config.settle_device()?;
     let source = config.open_data(&mut |_| ())?.train;
     agree(&config, &source, &**world)?;
-    let device = config.options.plain_device()?;
+    let device = config.options.following_device()?;
     let plan = hear(&**world)?;
     let resumed = Some(hear(&**world)?).filter(|path| !path.is_empty()).map(PathBuf::from);
     let planned = plan_of_another_rank(&config.model, &*device, &config.options, &plan)?;

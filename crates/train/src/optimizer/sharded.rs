@@ -11,18 +11,19 @@
 //! A shard is a range of elements, so only rules that work element by element can be divided. Rates and the form of
 //! moments follow from the whole parameter. A shard is a multiple of the block of 8-bit moments, so it has the blocks that
 //! its range has in the whole parameter. A rank therefore computes the bits that a single rank computes for this range; only
-//! the norm is summed in another order.
+//! the norm is summed in another order. Random rounding of weights in bf16 alone belongs to elements of the whole, too: the input
+//! `rounding` tells which shard the rank has.
 //!
 //! `own.w` is state that lives inside the update, so that the rule writes it in place. Where [`divide`](plimsoll_graph::divide)
 //! has left the rank nothing but its shard of `w`, the rule writes that, and nothing is gathered before the next layer reads it.
 
-use plimsoll_graph::op::Collective;
+use plimsoll_graph::op::{AdamW, Collective, Lion, Sgd};
 use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, StateId, StateKind, Type, Value, infer};
 
 use super::matrices::hidden_matrices;
 use super::scattered::shard_of;
 use super::steering::append_steering;
-use super::{Optimizer, StateStorage, moment, ranges, rule_inputs, trained};
+use super::{Optimizer, StateStorage, WeightStorage, moment, ranges, rule_inputs, trained};
 
 /// Prefix of a rank's shard of a parameter while it is updated.
 const OWN: &str = "own";
@@ -94,10 +95,13 @@ impl Division<'_> {
     fn update(&mut self, (parameter, hidden): (StateId, bool), [shard, lr, scale]: [Value; 3]) {
         let (ranks, graph) = (self.ranks, &mut self.graph);
         let (name, whole) = (graph.state(parameter).name.clone(), graph.state(parameter).whole_type());
-        let op = self.optimizer.op(&name, whole.shape, hidden, self.storage);
+        let op = of_shard(self.optimizer.op(&name, whole.shape, hidden, self.storage));
         let divided = graph.state(parameter).whole.is_some();
         let own = if divided { parameter } else { own_shard(graph, parameter, &name, ranks) };
-        let inputs = rule_inputs(graph, &op, [shard, lr, scale]);
+        let mut inputs = rule_inputs(graph, &op, [shard, lr, scale]);
+        if self.storage.weights == WeightStorage::Bf16 {
+            inputs.push(graph.input("rounding", [4], DType::I32));
+        }
         let wholes = self.whole_types(&op, &inputs, whole);
         let graph = &mut self.graph;
         let update = graph.apply_all(op.clone(), &inputs);
@@ -120,6 +124,16 @@ impl Division<'_> {
         types[0] = Type { shape: whole.shape, ..types[0] };
         // A rule that does not take these types is refused where it is applied to the shard.
         infer(op, &types).unwrap_or_default().into_iter().skip(1).collect()
+    }
+}
+
+/// The rule for a shard, whose numbers are rounded at random as they would be in the whole parameter.
+fn of_shard(op: Op) -> Op {
+    match op {
+        Op::AdamW(rule) => Op::AdamW(AdamW { stored: rule.stored.of_shard(), ..rule }),
+        Op::Sgd(rule) => Op::Sgd(Sgd { stored: rule.stored.of_shard(), ..rule }),
+        Op::Lion(rule) => Op::Lion(Lion { stored: rule.stored.of_shard(), ..rule }),
+        other => other,
     }
 }
 

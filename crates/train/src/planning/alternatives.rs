@@ -10,7 +10,7 @@ use plimsoll_exec::cpu::{BLOCK, OUTSIDE_BYTES, disk_room};
 use plimsoll_graph::{Graph, StateKind};
 use plimsoll_plan::{ArenaBytes, Choice, Costed, Facts, Link, Searcher, Space, Tier, gradients};
 
-use super::options::{Offload, Options};
+use super::options::{Offload, Options, unmeasured};
 use super::{Model, Programs, costed_program, fits_within};
 use crate::error::{Alternative, LackingRoom, TrainError};
 use crate::memory::{Budget, Size};
@@ -131,11 +131,10 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         Some(space.host + space.disk)
     }
 
-    /// Whether there is another tier that was not offered. A GPU that is here offloads nothing yet, and neither do several
-    /// ranks.
+    /// Whether there is another tier that was not offered. A GPU that is here offloads nothing yet.
     fn offers_no_tier(&self) -> bool {
-        let &Options { ref offload, device, ranks, .. } = self.options;
-        offload.is_none() && device == DeviceKind::Cpu && ranks == 1
+        let Options { offload, device, .. } = self.options;
+        offload.is_none() && *device == DeviceKind::Cpu
     }
 
     /// The same request with values and state that wait on another tier.
@@ -147,7 +146,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         let folder = Path::new(".");
         let room = if tier == Tier::Disk { disk_room(folder, None).ok()? } else { u64::MAX };
         // Whether a plan fits does not depend on the rates of the link, so any rates will do.
-        let link = Link { tier, room, block: BLOCK, out_rate: 1e9, in_rate: 1e9, latency: 1e-5, toll: 0.0 };
+        let link = options.own_part(unmeasured(tier, room));
         let offload = Offload { tier, folder: folder.into(), budget: None, link: Some(link) };
         let relaxed = Options { offload: Some(offload), ..options.clone() };
         let budget = Budget { outside: budget.outside + outside, ..*budget };

@@ -1,5 +1,7 @@
 //! Which stages of `ZeRO` a request allows.
 
+use plimsoll_devices::DeviceKind;
+
 use super::Model;
 use super::options::Options;
 use super::zero_stage::ZeroStage;
@@ -66,10 +68,10 @@ impl Options {
                 kind.name()
             ));
         }
-        if self.storage.weights == WeightStorage::Bf16 {
+        if self.storage.weights == WeightStorage::Bf16 && self.device != DeviceKind::Cpu {
             return refused(format!(
-                "--weights-dtype bf16 is rounded at random by elements of whole weights, which --zero-stage {name} divides; \
-                 take --weights-dtype bf16-master or --zero-stage 0"
+                "--weights-dtype bf16 is rounded at random, and a GPU has no kernel that does so for the parts of weights that \
+                 --zero-stage {name} updates; take --weights-dtype bf16-master or --zero-stage 0"
             ));
         }
         Ok(())
@@ -79,8 +81,20 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::Optimizer;
+    use crate::optimizer::{Optimizer, StateStorage};
     use plimsoll_graph::Graph;
+
+    #[test]
+    fn weights_in_bf16_alone_are_divided_on_a_processor_and_not_on_a_gpu() {
+        let of = |device, zero_stage| {
+            let storage = StateStorage { weights: WeightStorage::Bf16, ..StateStorage::default() };
+            Options { storage, ranks: 2, zero_stage, device, ..Options::default() }.check_stage()
+        };
+        assert!(of(DeviceKind::Cpu, ZeroStage::Weights).is_ok());
+        assert!(of(DeviceKind::Cuda(0), ZeroStage::Whole).is_ok());
+        let told = of(DeviceKind::Cuda(0), ZeroStage::Moments).unwrap_err().to_string();
+        assert!(told.contains("take weights_dtype bf16-master or zero_stage 0"), "{told}");
+    }
 
     #[test]
     fn only_optimizers_that_work_element_by_element_are_divided() {

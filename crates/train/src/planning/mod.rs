@@ -190,6 +190,7 @@ pub(crate) fn plan_alone<M: Model, F: Fn(&Graph) -> Facts + Copy>(
                 Some(other) => faster(choice, other),
                 None => choice,
             };
+            let choice = faster_stage(choice, searcher.build(), &budget);
             return Ok(Planned { choice, budget });
         }
         Err(error) => TrainError::search(error, &budget),
@@ -205,6 +206,26 @@ pub(crate) fn plan_alone<M: Model, F: Fn(&Graph) -> Facts + Copy>(
         }
     }
     Err(error)
+}
+
+/// The fastest of a choice that offloads and those of higher stages, which divide state over ranks instead of moving it.
+/// Where nothing moves, the lowest stage stays.
+fn faster_stage<M: Model, F: Fn(&Graph) -> Facts + Copy>(
+    choice: Choice,
+    &Programs { model, facts, options }: &Programs<'_, M, F>,
+    budget: &Budget,
+) -> Choice {
+    if choice.plan.schedules.values().all(|schedule| schedule.copies.is_empty()) {
+        return choice;
+    }
+    options.stages(model).iter().skip(1).fold(choice, |choice, stage| {
+        let mut searcher = Searcher::once(Programs { model, facts, options: stage });
+        let below = searcher.search_below(stage.request(budget), choice.step_seconds());
+        match below.ok().flatten() {
+            Some(other) => faster(choice, other),
+            None => choice,
+        }
+    })
 }
 
 /// Whether two passes, which recompute everything once but keep no gradients, could take less time than a plan that

@@ -1,9 +1,9 @@
 //! The request for a run, and the device, budget and planner's request that follow from it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
-use plimsoll_exec::cpu::OUTSIDE_BYTES;
+use plimsoll_exec::cpu::{BLOCK, OUTSIDE_BYTES};
 use plimsoll_exec::{Device, Instructions, MemoryPool, Timings, measure_disk};
 use plimsoll_graph::{DType, Graph, Precision};
 use plimsoll_plan::{DeviceSpec, Facts, Link, RankLinks, Request, Strategy, Tier};
@@ -116,6 +116,11 @@ pub struct Offload {
     pub link: Option<Link>,
 }
 
+/// A link to a tier whose speed does not matter, because nothing is timed by it.
+pub(super) fn unmeasured(tier: Tier, room: u64) -> Link {
+    Link { tier, room, block: BLOCK, out_rate: 1e9, in_rate: 1e9, latency: 1e-5, toll: 0.0 }
+}
+
 impl Options {
     /// The device, with the disk that the options offer tried.
     ///
@@ -128,10 +133,38 @@ impl Options {
             *link
         } else {
             let tried = measure_disk(folder, *budget, plimsoll_devices::threads(self.threads));
-            tried.map_err(|error| TrainError::Config(error.to_string()))?.link
+            self.own_part(tried.map_err(|error| TrainError::Config(error.to_string()))?.link)
         };
-        let setup = Setup { offload: Some((folder.clone(), link)), ..self.setup() };
+        self.device_beside(folder, link)
+    }
+
+    /// The device of a rank that takes the plan of another. What moves and when is stated there, so its disk is not tried.
+    ///
+    /// # Errors
+    ///
+    /// As [`device`](Self::device).
+    pub(crate) fn following_device(&self) -> Result<Box<dyn Device>, TrainError> {
+        let Some(Offload { folder, tier, .. }) = &self.offload else { return self.plain_device() };
+        self.device_beside(folder, unmeasured(*tier, u64::MAX))
+    }
+
+    fn device_beside(&self, folder: &Path, link: Link) -> Result<Box<dyn Device>, TrainError> {
+        let setup = Setup { offload: Some((folder.to_owned(), link)), ..self.setup() };
         Ok(plimsoll_devices::open(self.device, &setup)?)
+    }
+
+    /// The part of a measured link that one rank of this machine has: ranks share the disk and the room that is free. Room
+    /// that was stated is for each rank, as the memory is.
+    pub(crate) fn own_part(&self, link: Link) -> Link {
+        // Ranks that are planned for with stated links are machines of their own.
+        let sharing = if self.rank_links.is_some() { 1 } else { self.ranks_here() };
+        let stated = self.offload.as_ref().is_some_and(|offload| offload.budget.is_some());
+        Link {
+            out_rate: link.out_rate / sharing as f64,
+            in_rate: link.in_rate / sharing as f64,
+            room: if stated { link.room } else { link.room / sharing as u64 },
+            ..link
+        }
     }
 
     /// The device with no tier beside its memory.

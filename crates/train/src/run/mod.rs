@@ -172,6 +172,7 @@ impl Run {
         next: Option<Role>,
     ) -> Result<(), TrainError> {
         let OwnInputs { clip, lr, scale, step, rng, probe, probe_size } = own;
+        let rounding = [rng[0], rng[1], rng[2], self.rank() as i32];
         let given = |name: &str| inputs.iter().any(|(known, _)| *known == name);
         let present = self.engine.input(role, PRESENT).filter(|_| !given(PRESENT));
         self.all_present.resize(present.map_or(self.all_present.len(), |ty| ty.shape.elements()), 1);
@@ -181,7 +182,7 @@ impl Run {
             ("lr", Data::F32(lr)),
             ("step", Data::F32(step)),
             ("rng", Data::I32(rng)),
-            ("rounding", Data::I32(rng)),
+            ("rounding", Data::I32(&rounding)),
             (PROBE, Data::I32(probe)),
             (PROBE_SIZE, Data::F32(probe_size)),
             (PROBES, Data::I32(probe)),

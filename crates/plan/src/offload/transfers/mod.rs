@@ -36,7 +36,7 @@ use std::sync::Arc;
 use plimsoll_graph::{Graph, Value};
 
 use crate::device::{Facts, Link, Scratch, aligned};
-use crate::layout::{live_bytes, slots_of};
+use crate::layout::{ExchangeClock, ExchangeRun, compute_seconds, live_in_runs};
 use crate::schedule::sequence::{Operand, Sequence};
 pub(crate) use stays::ResidentRuns;
 use timing::{Placing, Record};
@@ -51,9 +51,11 @@ pub(crate) struct Transfers {
     taken: u64,
     /// Bytes alive during each run when only the fixed gaps are used.
     live: Vec<u64>,
-    /// Time of each run, and of all before it if compute never waits; the last entry is the time of all.
+    /// Time of each run on the processor, and of all before it if compute never waits; the last entry is the time of all.
     seconds: Arc<[f64]>,
     until: Arc<[f64]>,
+    /// Runs that are exchanges between ranks, whose time is on the wire.
+    exchanges: Arc<[ExchangeRun]>,
     /// Gaps that may be used, the one that ends last first.
     gaps: Vec<Gap>,
     /// The first run of each of them with its index, in the order of runs.
@@ -98,7 +100,8 @@ impl Transfers {
         let worth = |value: Value| size(value) >= link.block && !named.contains(&value);
         let (first_home, homes) = homes(graph, sequence);
         let runs = sequence.executions.len();
-        let mut gaps = gaps(sequence, first_home);
+        let (mut live, exchanges) = live_in_runs(graph, facts, scratch, sequence);
+        let mut gaps = gaps(sequence, first_home, &exchanges);
         for gap in &mut gaps {
             gap.bytes = size(sequence.instances[gap.instance]);
         }
@@ -108,11 +111,8 @@ impl Transfers {
         gaps.shrink_to_fit();
         gaps.sort_by(order_of);
         fixed.shrink_to_fit();
-        let mut live = live_bytes(&slots_of(graph, facts, scratch, sequence));
-        live.resize(runs, 0);
         spare_before(&mut live, fixed.iter().filter(|gap| gap.from == 0));
-        let seconds =
-            sequence.executions.iter().map(|run| facts.nodes[run.node.index()].seconds_with(scratch));
+        let seconds = sequence.executions.iter().map(|run| compute_seconds(graph, facts, scratch, run.node));
         let seconds: Arc<[f64]> = seconds.collect();
         let (inward, outward) = certain(&fixed, runs);
         Some(Transfers {
@@ -122,6 +122,7 @@ impl Transfers {
             taken: sequence.taken,
             until: prefix_sums(&seconds),
             seconds,
+            exchanges: exchanges.into(),
             begin: begin(&gaps, runs),
             least: least_bytes(&live, &gaps),
             live,
@@ -213,14 +214,18 @@ impl Transfers {
         let (chosen, live) = self.choose(limit);
         let mut placing = Placing::new(self, &chosen, live, limit, record)?;
         let busy = self.busy_seconds();
+        let mut wire = ExchangeClock::new(&self.exchanges);
         for (run, seconds) in self.seconds.iter().enumerate() {
+            placing.clock = wire.awaited(run, placing.clock);
             placing.before(run);
             let left = busy - self.until[run];
             if placing.clock + left >= enough {
                 return Some(end(placing, left));
             }
+            wire.begin(run, placing.clock);
             placing.clock += seconds;
         }
+        placing.clock = wire.awaited(self.runs, placing.clock);
         placing.close();
         Some(end(placing, 0.0))
     }
@@ -332,14 +337,18 @@ fn least_bytes(live: &[u64], gaps: &[Gap]) -> u64 {
     alive.max().unwrap_or(0)
 }
 
-/// The gaps of all instances that a run writes, and of state, whose instances begin with `first_home`. Sizes are filled in
-/// by the caller.
-fn gaps(sequence: &Sequence, first_home: usize) -> Vec<Gap> {
+/// The gaps of all instances that a run writes, and of state, whose instances begin with `first_home`. Operands of an
+/// exchange are in use until it is awaited. Sizes are filled in by the caller.
+fn gaps(sequence: &Sequence, first_home: usize, exchanges: &[ExchangeRun]) -> Vec<Gap> {
     let mut gaps = Vec::new();
+    let mut exchanges = exchanges.iter().peekable();
     // The last write of each instance, and the run after its last use; 0 for state that no run has used yet.
     let mut known: Vec<Option<(Option<usize>, usize)>> = vec![None; sequence.instances.len()];
     known[first_home..].fill(Some((None, 0)));
     for (run, execution) in sequence.executions.iter().enumerate() {
+        let exchange = exchanges.next_if(|exchange| exchange.run == run);
+        // The run from which its operands are out of use.
+        let end = exchange.map_or(run + 1, |exchange| exchange.awaited);
         let (inputs, outputs) = sequence.operands_of(execution);
         let inputs = inputs.iter().map(|place| (place, false));
         for (place, writes) in inputs.chain(outputs.iter().map(|place| (place, true))) {
@@ -355,7 +364,7 @@ fn gaps(sequence: &Sequence, first_home: usize) -> Vec<Gap> {
                 // An input of the graph stays where the caller wrote it.
                 continue;
             }
-            known[instance] = Some((if writes { Some(run) } else { written }, run + 1));
+            known[instance] = Some((if writes { Some(end - 1) } else { written }, end));
         }
     }
     for (instance, known) in known.into_iter().enumerate().skip(first_home) {

@@ -179,6 +179,7 @@ impl Stays {
             taken: self.taken,
             seconds: resident.seconds.clone(),
             until: resident.until.clone(),
+            exchanges: resident.exchanges.clone(),
             begin: begin(&gaps, runs),
             least: least_bytes(&live, &gaps),
             live,

@@ -1,6 +1,7 @@
 //! Promises of the search where state may be offloaded: the judge accepts every residency, limits are kept, times equal
 //! those of an independent account, and more memory is never slower.
 
+mod exchanges;
 mod mutations;
 
 use plimsoll_graph::op::{AdamW, Moments, Stored, Weights};

@@ -1,9 +1,9 @@
 //! Plans for several ranks, made without starting them.
 
 use plimsoll_graph::{DType, Graph, GraphError, Init};
-use plimsoll_plan::{Choice, ProcessBytes, Purpose, RankLink, RankLinks, Strategy, traffic};
+use plimsoll_plan::{Choice, Link, ProcessBytes, Purpose, RankLink, RankLinks, Strategy, Tier, traffic};
 use plimsoll_train::memory::{Budget, BudgetOrigin};
-use plimsoll_train::{Options, TrainError, ZeroStage, plan_for, plan_within};
+use plimsoll_train::{Offload, Options, TrainError, ZeroStage, plan_for, plan_within};
 
 /// Three equal layers whose sizes do not divide by powers of two.
 fn model(rows: usize) -> Result<Graph, GraphError> {
@@ -124,13 +124,46 @@ fn in_arena_of(ranks: usize, zero_stage: ZeroStage, total: u64) -> Result<Choice
 }
 
 #[test]
-fn no_way_out_is_named_that_ranks_refuse() {
-    let offload = |ranks: usize| {
+fn a_refused_budget_names_offload_as_a_way_out_for_ranks_too() {
+    for ranks in [1, 2] {
         let error = in_arena_of(ranks, ZeroStage::Whole, least(ZeroStage::Whole, ranks) - 1).unwrap_err();
-        error.hints().iter().any(|hint| hint.contains("--offload"))
+        assert!(error.hints().iter().any(|hint| hint.contains("--offload")), "{ranks}: {:?}", error.hints());
+    }
+}
+
+#[test]
+fn where_the_lowest_stage_has_to_offload_the_fastest_is_taken() {
+    let total = least(ZeroStage::Whole, 4) - 1;
+    let beside_a_disk = |zero_stage, rate: f64| {
+        let disk = Link {
+            tier: Tier::Disk,
+            room: 1 << 30,
+            block: 4096,
+            out_rate: rate,
+            in_rate: rate,
+            latency: 1e-4,
+            toll: 0.0,
+        };
+        let folder = std::env::temp_dir();
+        let offload = Some(Offload { tier: Tier::Disk, folder, budget: None, link: Some(disk) });
+        let options = Options { rank_links: None, recompute: None, offload, ..options(4, zero_stage) };
+        let device = options.device().unwrap();
+        let budget =
+            Budget { total: ProcessBytes(total), outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
+        plan_within(&model, |graph: &Graph| device.facts(graph), &options, budget).unwrap().choice
     };
-    assert!(offload(1), "a rank alone may offload");
-    assert!(!offload(2));
+    let moves = |choice: &Choice| choice.plan.schedules.values().any(|schedule| !schedule.copies.is_empty());
+    for rate in [1e6, 1e10] {
+        assert!(moves(&beside_a_disk(ZeroStage::Whole, rate)));
+        let taken = beside_a_disk(ZeroStage::Auto, rate);
+        for stage in [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients, ZeroStage::Weights] {
+            let other = beside_a_disk(stage, rate);
+            // Transfers that cross into the next schedule save time beyond what searches compare.
+            let (taken, other) = (taken.step_seconds(), other.step_seconds());
+            assert!(taken <= 1.02 * other, "{stage:?} at {rate} bytes/s: {taken} and {other}");
+        }
+        assert!(rate > 1e6 || !moves(&taken), "division costs less than a slow disk");
+    }
 }
 
 #[test]

@@ -54,6 +54,7 @@ fn divided_weights_have_the_bits_of_divided_gradients() {
 fn divided_weights_in_halves_or_with_moments_in_eight_bits_have_the_bits_of_divided_gradients() {
     let eight = |raw| RawConfig { optim: Some("adamw_8bit".into()), max_grad_norm: Some(0.25), ..raw };
     has_the_bits_of_stage_2(2, eight);
+    has_the_bits_of_stage_2(4, |raw| RawConfig { weights_dtype: Some("bf16".into()), ..raw });
     has_the_bits_of_stage_2(4, |raw| RawConfig {
         bf16: Some(true),
         weights_dtype: Some("bf16-master".into()),
