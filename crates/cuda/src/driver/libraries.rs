@@ -125,15 +125,6 @@ impl Libraries {
         })
     }
 
-    /// NCCL, where there is one.
-    pub(super) fn exchanges(&self) -> Option<Library> {
-        let files = self.folders.iter().flat_map(|folder| within(folder, |name| name == "libnccl.so.2"));
-        files.chain([PathBuf::from("libnccl.so.2")]).find_map(|path| {
-            // SAFETY: as for cuDNN.
-            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.ok()
-        })
-    }
-
     /// cuDNN on a driver and a compiler that one of the folders holds in place of the machine's. Plans can be made with
     /// it, and nothing can run.
     pub(super) fn attention_without_gpu(&self) -> Option<Library> {

@@ -134,8 +134,8 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
     /// Whether there is another tier that was not offered. A GPU that is here offloads nothing yet, and neither do several
     /// ranks.
     fn offers_no_tier(&self) -> bool {
-        let &Options { ref offload, device, ranks, .. } = self.options;
-        offload.is_none() && device == DeviceKind::Cpu && ranks == 1
+        let &Options { ref offload, device, .. } = self.options;
+        offload.is_none() && device == DeviceKind::Cpu && self.options.world().is_none()
     }
 
     /// The same request with values and state that wait on another tier.
