@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Judges this build on an NVIDIA GPU: stages in order, each with a time limit, each ending in one line of JSON.
 #
-#   scripts/gpu_check.sh [--quick] FOLDER        FOLDER holds the programs `plimsoll` and `gpu_stages`
+#   scripts/gpu_check.sh [--quick|--ranks] FOLDER        FOLDER holds the programs `plimsoll` and `gpu_stages`
 #
 # Programs are built elsewhere (a GPU machine may have no Rust), stripped:
 #   CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=true cargo build --release -p plimsoll-cli
 #   … cargo build --release -p plimsoll-cuda --example gpu_stages
-# Logs of the stages go to $OUT if it is set, else to ./gpu_check. The quick form ends in a minute. The quick cases also run under
-# the memory checker of compute-sanitizer: $SANITIZER, or the one on the PATH, of a toolkit or of Python's packages (the wheel
-# nvidia-cuda-sanitizer-api has it); SANITIZER=none leaves it out. Folders of runs, gigabytes each, go to memory where it has room.
+# Logs of the stages go to $OUT if it is set, else to ./gpu_check. The quick form ends in a minute; with --ranks only the stages of
+# ranks run, which need NCCL. The quick cases also run under the memory checker of compute-sanitizer: $SANITIZER, or the one on the
+# PATH, of a toolkit or of Python's packages (the wheel nvidia-cuda-sanitizer-api has it); SANITIZER=none leaves it out. Folders of
+# runs, gigabytes each, go to memory where it has room.
 set -u
-quick=0
+quick=0 only_ranks=0
 if [ "${1:-}" = --quick ]; then quick=1; shift; fi
-folder=${1:?usage: scripts/gpu_check.sh [--quick] FOLDER}
+if [ "${1:-}" = --ranks ]; then only_ranks=1; shift; fi
+folder=${1:?usage: scripts/gpu_check.sh [--quick|--ranks] FOLDER}
 logs=${OUT:-gpu_check}
 mkdir -p "$logs"
 cache=$(mktemp -d)
@@ -218,6 +220,69 @@ speed() {
         { printf "{\"budget_gib\":%s,\"tokens_per_second\":%.0f,\"wanted\":%s}\n", gib, $1, least; exit !($1 >= least) }'
 }
 
+# world FORM ARGUMENTS…: a run alone, then a world of one rank at each stage of ZeRO, whose exchanges run by NCCL. Losses of all steps are
+# those of the run alone to the bit, with an evaluation and a save between; the arena is used to the planned byte, and the
+# driver's count of the card is one number within the budget from the second step on.
+world() {
+    local form=$1 zero name how gib=3
+    shift
+    for zero in alone 0 1 2 3; do
+        name="world-$form-$zero"
+        how=(--ranks 1 --zero-stage "$zero")
+        [ "$zero" = alone ] && how=(--update separate)
+        kept "$name" --model s --seq-len 256 --global-batch 8 --micro-batch 8 --max-steps 10 --memory "${gib}GiB" --max-grad-norm 0 \
+            --device cuda --full-determinism --eval-steps 5 --max-eval-samples 8 --save-steps 5 --save-total-limit 1 "${how[@]}" "$@" \
+            2> "$cache/$name.err"
+        local status=$?
+        rm -rf "${runs:?}/$name"
+        cat "$cache/$name.err"
+        [ "$status" = 0 ] || return 1
+        paste <(field "world-$form-alone" loss) <(field "$name" loss) > "$cache/losses"
+        field "$name" memory_bytes | tail -n +2 | sort -n | uniq | awk -v form="$form" -v zero="$zero" -v gib="$gib" \
+            -v nccl="$(sed -n 's/.*exchange values by NCCL \([0-9.]*\).*/\1/p' "$cache/$name.err" | head -n 1)" \
+            -v steps="$(wc -l < "$cache/losses")" -v same="$(awk 'NF == 2 && $1 == $2' "$cache/losses" | wc -l)" \
+            -v planned="$(ended "$name" planned_peak_bytes)" -v used="$(ended "$name" measured_peak_bytes)" '
+            { most = $1 }
+            END { printf "{\"form\":\"%s\",\"zero_stage\":\"%s\",\"nccl\":\"%s\",\"steps\":%d,\"same_losses\":%d,\"budget_gib\":%s,\"bytes\":%d,\"figures\":%d,\"arena_planned\":%d,\"arena_used\":%d}\n",
+                      form, zero, nccl, steps, same, gib, most, NR, planned, used
+                  exit !(steps == 10 && same == 10 && (zero == "alone") == (nccl == "") && NR == 1 && most <= gib * 2 ^ 30 &&
+                         planned > 0 && planned == used) }' || return 1
+    done
+}
+
+# one_gpu: two processes on one GPU, which NCCL refuses, are refused before it is asked, by rank 0 and with the reason.
+one_gpu() {
+    local rank processes=() failed=0
+    for rank in 0 1; do
+        RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 CUDA_VISIBLE_DEVICES=0 \
+            timeout "$limit" "$folder/plimsoll" train --model tiny --device cuda --memory 2GiB --max-steps 2 --global-batch 4 \
+            --report-to none --output-dir "$runs/one-gpu" > /dev/null 2> "$cache/one-gpu-$rank.err" &
+        processes+=($!)
+    done
+    for rank in 0 1; do wait "${processes[$rank]}" || failed=$((failed + 1)); done
+    cat "$cache"/one-gpu-?.err
+    printf '{"processes":2,"failed":%d,"refused":%s}\n' "$failed" \
+        "$(grep -q 'ranks 0 and 1 are on one GPU' "$cache/one-gpu-0.err" && echo true || echo false)"
+    [ "$failed" = 2 ] && grep -q 'ranks 0 and 1 are on one GPU' "$cache/one-gpu-0.err"
+}
+
+# ranks_stages: exchanges by NCCL, one by one and in training.
+ranks_stages() {
+    local form
+    stage ranks 60 "$folder/gpu_stages" ranks "$cache/plimsoll/cubin"
+    cat "$logs/ranks.log"
+    stage nccl-one-gpu 120 one_gpu
+    tail -n 1 "$logs/nccl-one-gpu.log"
+    for form in f32 bf16; do
+        local how=()
+        [ "$form" = bf16 ] && how=(--bf16)
+        stage "nccl-ranks-$form" 60 world "$form" "${how[@]}"
+        grep '"zero_stage"' "$logs/nccl-ranks-$form.log"
+    done
+    stage nccl-budget 60 budget 2 20 --model s --seq-len 256 --global-batch 8 --ranks 1 --zero-stage 3
+    tail -n 1 "$logs/nccl-budget.log"
+}
+
 # small MIB: the program as it is carried here, without its debug information, takes no more.
 small() {
     local bytes
@@ -232,6 +297,12 @@ nvidia-smi --query-gpu=name,driver_version,memory.total,memory.used --format=csv
     echo '{"stage":"driver","status":1}'
     exit 1
 }
+if [ "$only_ranks" = 1 ]; then
+    ranks_stages
+    rm -rf "$cache"
+    printf '{"stage":"all","failed":%d}\n' "$failed"
+    exit "$((failed > 0))"
+fi
 stage size 10 small 40
 tail -n 1 "$logs/size.log"
 if [ "$quick" = 1 ]; then
@@ -248,8 +319,10 @@ fi
 stage faults 60 "$folder/gpu_stages" faults "$cache/plimsoll/cubin"
 stage draws 60 "$folder/gpu_stages" draws "$cache/plimsoll/cubin"
 stage lost 60 "$folder/gpu_stages" lost "$cache/plimsoll/cubin"
-stage ranks 60 "$folder/gpu_stages" ranks "$cache/plimsoll/cubin"
-cat "$logs/ranks.log"
+if [ "$quick" = 1 ]; then
+    stage ranks 60 "$folder/gpu_stages" ranks "$cache/plimsoll/cubin"
+    cat "$logs/ranks.log"
+fi
 stage memory 60 "$folder/gpu_stages" memory "$cache/plimsoll/cubin"
 cat "$logs/memory.log"
 checker=$(sanitizer)
@@ -274,6 +347,7 @@ if [ "$quick" = 0 ]; then
         stage "parity-$model" 120 parity "$model"
         tail -n 1 "$logs/parity-$model.log"
     done
+    ranks_stages
     for gib in 12 16 24 40; do
         stage "budget-$gib" 120 budget "$gib" 20 --global-batch 8 "${large[@]}"
         tail -n 1 "$logs/budget-$gib.log"

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use plimsoll::TrainError;
-use plimsoll::training::{Communicator, Meeting, RawConfig, tcp_rank};
+use plimsoll::training::{Communicator, Meeting, ProcessPlace, RawConfig, tcp_rank};
 
 use crate::environment::variable;
 use crate::exit::Failure;
@@ -51,6 +51,8 @@ const PORT: &str = "MASTER_PORT";
 const RUN: &str = "TORCHELASTIC_RUN_ID";
 /// Set where `torchrun` keeps a store of its own at the stated port.
 const STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+/// The GPUs that a process may use, as CUDA reads it.
+const GPUS: &str = "CUDA_VISIBLE_DEVICES";
 /// How long processes wait for each other: rank 0 tokenises and plans before it comes.
 const PATIENCE: Duration = Duration::from_hours(1);
 
@@ -105,6 +107,8 @@ pub(crate) struct Launch {
     pub(crate) ranks: usize,
     /// The number of processes on this machine.
     pub(crate) here: usize,
+    /// The number of this process among those of its machine, where the launcher tells it.
+    rank_here: Option<usize>,
     /// Whether this process is the first of its machine.
     pub(crate) first_here: bool,
 }
@@ -135,6 +139,7 @@ fn launched(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
             rank,
             ranks,
             here: here.unwrap_or(ranks).clamp(1, ranks),
+            rank_here,
             first_here: rank_here.map_or(rank == 0, |here| here == 0),
         })
     };
@@ -163,6 +168,22 @@ impl Launch {
         }
         raw.ranks = Some(*ranks);
         Ok(())
+    }
+
+    /// The place of this process among those of its machine.
+    pub(crate) fn place(&self) -> ProcessPlace {
+        self.place_among(variable)
+    }
+
+    fn place_among(&self, variable: impl Fn(&str) -> Option<String>) -> ProcessPlace {
+        // Slurm may show each process its own GPU alone.
+        let shown = variable(GPUS).unwrap_or_default();
+        let rank_here = match shown.split(',').filter(|name| !name.trim().is_empty()).count() {
+            1 => 0,
+            // Without a number from the launcher, machines are taken to have equally many processes in the order of ranks.
+            _ => self.rank_here.unwrap_or(self.rank % self.here),
+        };
+        ProcessPlace { here: self.here, rank_here }
     }
 
     /// Finds the other processes, once all have come so far. From here on this process must not start itself anew.
@@ -274,6 +295,11 @@ mod tests {
         assert_eq!((srun.name, srun.rank, srun.here, srun.first_here), ("srun", 3, 3, true));
         let torchrun = of(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")]).unwrap();
         assert_eq!((torchrun.name, torchrun.way), ("torchrun", Way::None));
+        let gpu = |launch: &Launch, shown: &str| {
+            launch.place_among(|name| Some(shown.to_owned()).filter(|_| name == GPUS)).rank_here
+        };
+        assert_eq!((gpu(&mpirun, "0,1,2,3"), gpu(&mpiexec, ""), gpu(&torchrun, "")), (1, 0, 1));
+        assert_eq!(gpu(&mpirun, "2"), 0, "each process sees its own GPU alone");
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub(crate) enum Ready {
     Product(Product),
     Attention(BoundAttention),
     Exchange(RankExchange),
+    Await { exchange: usize },
     Copy { from: u64, to: u64, bytes: u64 },
     Zero { to: u64, bytes: u64 },
 }

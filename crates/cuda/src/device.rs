@@ -1,4 +1,4 @@
-//! A GPU as a device: schedules become programs bound to addresses, run on one stream.
+//! A GPU as a device: schedules become programs bound to addresses, run on one stream, with exchanges between ranks on another.
 //!
 //! Work is queued and returns at once; [`Device::read`] waits for it and then returns the errors that kernels have
 //! reported meanwhile, such as an id outside its table.
@@ -18,8 +18,8 @@ use crate::bound_schedule::{BoundProgram, BoundSchedule, Ready};
 use crate::counting::Readings;
 use crate::documents::{DocumentTables, TableKey};
 use crate::driver::{
-    Borrowed, Captured, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Points, Reserved,
-    Stream, Vendor, World,
+    Borrowed, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Points, Reserved, Stream, Vendor,
+    World,
 };
 use crate::facts::{Rates, facts};
 use crate::lower::{
@@ -28,6 +28,8 @@ use crate::lower::{
 };
 use crate::options::{CudaOptions, Products};
 
+mod exchanging;
+mod recording;
 mod timed;
 
 /// Fills memory that has not been written: every float of this pattern is NaN.
@@ -59,6 +61,8 @@ pub struct CudaDevice {
     /// Which check reports to which word.
     checks: Mutex<Vec<Check>>,
     documents: DocumentTables,
+    /// Why some schedule could not be recorded.
+    unrecorded: Option<String>,
     /// Measured times of ops.
     timings: Timings,
     /// Readings of the card's memory.
@@ -102,6 +106,7 @@ impl CudaDevice {
             products: options.products,
             checks: Mutex::default(),
             documents: DocumentTables::default(),
+            unrecorded: None,
             timings: Timings::default(),
             readings: Mutex::default(),
         })
@@ -172,12 +177,6 @@ impl CudaDevice {
         self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))
     }
 
-    fn world(&self) -> Result<&World, ExecError> {
-        self.world
-            .as_ref()
-            .ok_or_else(|| ExecError::Mismatch("the plan is for several ranks, and one is here".into()))
-    }
-
     fn arena(&self) -> Result<&Mapping, ExecError> {
         self.mapping.as_ref().ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))
     }
@@ -203,10 +202,8 @@ impl CudaDevice {
                 let tables = self.tables(attention);
                 Ready::Attention(plans?.bind(attention, &|place| base + place.0, workspace, &tables)?)
             }
-            StreamStep::Exchange(exchange) => {
-                self.world()?;
-                Ready::Exchange(*exchange)
-            }
+            StreamStep::Exchange(exchange) => Ready::Exchange(*exchange),
+            StreamStep::Await { exchange } => Ready::Await { exchange: *exchange },
             StreamStep::Copy { from, to, bytes } => {
                 Ready::Copy { from: base + from.0, to: base + to.0, bytes: *bytes }
             }
@@ -260,6 +257,7 @@ impl CudaDevice {
             if let StreamStep::Attention(attention) = step { Some(attention.clone()) } else { None }
         };
         let attentions: Vec<Attention> = program.steps.iter().filter_map(attention).collect();
+        self.admit(&program)?;
         for key in attentions.iter().filter_map(TableKey::of) {
             self.documents.add(key, &self.context, &self.stream)?;
         }
@@ -276,21 +274,10 @@ impl CudaDevice {
         Ok((ragged.unwrap_or(&bound.masked), bound.actions))
     }
 
-    /// Records every schedule, so that it is queued with one call. If the driver or a library refuses, its steps are
-    /// queued one by one.
-    fn capture(&mut self) {
-        let mut schedules = std::mem::take(&mut self.schedules);
-        for form in schedules.iter_mut().flat_map(BoundSchedule::forms_mut) {
-            let steps = || self.queue_all(&form.steps);
-            form.captured = Captured::new(&self.context, self.stream.raw(), steps).ok();
-        }
-        self.schedules = schedules;
-    }
-
     fn queue(&self, step: &Ready) -> Result<(), ExecError> {
         let base = self.range.base();
         // SAFETY: operands lie in the arena or, while the device warms up, in what stands for it; `replay` proved that no other action that is
-        // under way touches them against the rules, and one stream keeps their order.
+        // under way touches them against the rules, and one stream keeps their order, beside exchanges until they are awaited.
         unsafe {
             match step {
                 Ready::Launch(bound) => bound.launch(&self.stream),
@@ -301,8 +288,9 @@ impl CudaDevice {
                 Ready::Attention(bound) => self.library.attentions()?.run(bound),
                 Ready::Exchange(exchange) => {
                     let ends = (base + exchange.source.0, base + exchange.destination.0);
-                    self.world()?.queue(exchange, ends, &self.stream)
+                    self.world()?.begin(exchange, ends, &self.stream)
                 }
+                Ready::Await { exchange } => self.world()?.wait(*exchange, &self.stream),
                 Ready::Copy { from, to, bytes } => self.stream.copy(*from, *to, *bytes),
                 Ready::Zero { to, bytes } => self.stream.fill(*to, *bytes, 0),
             }
@@ -332,7 +320,7 @@ impl Device for CudaDevice {
 
     fn join(&mut self, ranks: Arc<dyn Communicator>) -> Result<(), ExecError> {
         self.limits.rank = ranks.rank();
-        self.world = Some(World::join(&self.context, &self.libraries, &*ranks)?);
+        self.world = Some(World::join(&self.context, &self.libraries, ranks)?);
         Ok(())
     }
 
@@ -438,7 +426,8 @@ impl Device for CudaDevice {
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        self.stream.read(self.arena()?.address(offset, bytes.len() as u64)?, bytes)?;
+        let from = self.arena()?.address(offset, bytes.len() as u64)?;
+        self.waited(|| self.stream.read(from, bytes))?;
         self.checked()
     }
 
@@ -448,7 +437,7 @@ impl Device for CudaDevice {
     }
 
     fn observed(&mut self, floats: &mut Vec<f32>) -> Result<(), ExecError> {
-        self.stream.observed(floats)?;
+        self.waited(|| self.stream.observed(floats))?;
         self.checked()
     }
 
@@ -463,7 +452,8 @@ impl Device for CudaDevice {
     fn notes(&self) -> Vec<String> {
         // If the reading fails, the next call that needs one reports the error.
         let _ = self.pool();
-        self.library.notes().into_iter().chain(self.readings().counted()).collect()
+        let notes = self.library.notes().into_iter().chain(self.exchanging()).chain(self.not_recorded());
+        notes.chain(self.readings().counted()).collect()
     }
 
     fn take_remarks(&self) -> Vec<String> {
@@ -472,6 +462,7 @@ impl Device for CudaDevice {
 
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
         self.context.enter()?;
+        self.check_world()?;
         let (form, _) = self.chosen(schedule)?;
         match &form.captured {
             // SAFETY: as for single steps.

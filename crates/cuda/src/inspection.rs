@@ -8,7 +8,7 @@ use plimsoll_graph::{DType, Init};
 use plimsoll_plan::Space;
 
 use crate::device::CudaDevice;
-use crate::driver::{Libraries, Nvrtc, version_text};
+use crate::driver::{Libraries, Nccl, Nvrtc, version_text};
 use crate::lower::{Addend, Place, Product, Signature};
 use crate::options::CudaOptions;
 
@@ -77,7 +77,10 @@ pub fn inspect(options: &CudaOptions) -> Result<Inspection, ExecError> {
     let of_vendor = of_vendor.map(|(name, version)| found(name, Some(version_text(version, 10_000, 100))));
     let compiler = compiler(&options.libraries);
     let notes = device.notes().into_iter().chain(compiler.clone().err()).collect();
-    let libraries = compiler.ok().into_iter().chain(of_vendor).collect();
+    // Only ranks need NCCL, so nothing is said where it is missing.
+    let exchanges = Nccl::open(&options.libraries).ok();
+    let exchanges = exchanges.map(|nccl| found("NCCL", Some(nccl.version())));
+    let libraries = compiler.ok().into_iter().chain(of_vendor).chain(exchanges).collect();
     let rates = measure(&mut device).map_err(|error| error.to_string());
     Ok(Inspection {
         name: card.name.clone(),
@@ -132,6 +135,7 @@ fn found(name: &'static str, version: Option<String>) -> FoundLibrary {
     let file = match name {
         "NVRTC" => "libnvrtc.so",
         "cuDNN" => "libcudnn.so",
+        "NCCL" => "libnccl.so",
         _ => "libcublasLt.so",
     };
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();

@@ -9,14 +9,18 @@ mod models;
 mod prototypes;
 mod support;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use models::{Size, llama};
 use plimsoll_cuda::lower::{DocumentForm, Limits};
 use plimsoll_cuda::{faulty_cases, half_cases};
 use plimsoll_devices::cpu;
 use plimsoll_exec::cases::{self, Case};
 use plimsoll_exec::conformance::judge;
-use plimsoll_exec::{Data, Device, Engine};
-use plimsoll_graph::differentiate;
+use plimsoll_exec::{Communicator, Data, Device, Engine, thread_ranks};
+use plimsoll_graph::op::Collective;
+use plimsoll_graph::{DType, Graph, Op, differentiate};
 use plimsoll_plan::{Action, Costed, Program, Role, Scratch, Strategy, plan};
 use support::{HostDevice, host_kernels};
 
@@ -52,6 +56,70 @@ fn every_case_holds_with_activations_in_bf16() {
     assert!(cases.len() > 300, "{} cases", cases.len());
     let faults = faults(Limits::default(), &cases);
     assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
+}
+
+/// Elements of the exchanged value: shards of two ranks have elements past the end.
+const NUMBERS: usize = 5000;
+
+/// Every exchange, one beside work that has nothing to do with it.
+fn exchanges(ranks: usize) -> Graph {
+    let mut g = Graph::new();
+    let x = g.input("x", [50, 100], DType::F32); // (N, C)
+    let own = g.apply(Op::Collective(Collective::OwnShard { ranks }), &[x]); // (shard)
+    let scattered = g.apply(Op::Collective(Collective::ReduceScatter { ranks }), &[x]); // (shard)
+    let beside = g.apply(Op::Silu, &[x]); // (N, C)
+    let whole = g.shape(x);
+    let gathered = g.apply(Op::Collective(Collective::AllGather { ranks, whole }), &[scattered]); // (N, C)
+    let summed = g.apply(Op::Collective(Collective::AllReduce { ranks }), &[beside]); // (N, C)
+    let all = [("own", own), ("scattered", scattered), ("gathered", gathered), ("summed", summed)];
+    all.into_iter().for_each(|(name, value)| g.output(name, value));
+    g.finish().unwrap()
+}
+
+/// The outputs of every rank, each on a device of its own, as bits.
+fn exchanged(ranks: usize, device: impl Fn() -> Box<dyn Device> + Sync) -> Vec<Vec<u32>> {
+    let run = |end: Arc<dyn Communicator>| {
+        let mut device = device();
+        device.join(Arc::clone(&end)).unwrap();
+        let graph = exchanges(ranks);
+        let facts = device.facts(&graph);
+        let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
+        let plan = plan(&program, Strategy::None, Scratch::Best).unwrap();
+        let mut engine = Engine::new(device, &program, &plan, 1).unwrap();
+        let x: Vec<f32> = (0..NUMBERS).map(|at| ((at + 7 * end.rank()) as f32).sin()).collect();
+        // Twice, because the second run finds the numbers of the first.
+        for _ in 0..2 {
+            engine.run(Role::Further, &[("x", Data::F32(&x))]).unwrap();
+        }
+        let mut bits = Vec::new();
+        for name in ["own", "scattered", "gathered", "summed"] {
+            let elements = engine.output_type(Role::Further, name).unwrap().shape.elements();
+            let mut found = vec![f32::NAN; elements];
+            engine.output(Role::Further, name, &mut found).unwrap();
+            bits.extend(found.iter().map(|number| number.to_bits()));
+        }
+        bits
+    };
+    let (ends, run) = (thread_ranks(ranks, Duration::from_mins(1)).unwrap(), &run);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ends.into_iter().map(|end| scope.spawn(move || run(end))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_exchange_by_lowered_steps_what_they_exchange_on_the_cpu() {
+    let Some(kernels) = host_kernels() else { return };
+    for ranks in [1, 2, 3] {
+        let found = exchanged(ranks, || Box::new(HostDevice::new(kernels, Limits::default())));
+        let expected = exchanged(ranks, || cpu(1).unwrap());
+        // The two compute exponentials by kernels of their own.
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            let [found, expected] = [found, expected].map(|bits| f32::from_bits(*bits));
+            assert!((found - expected).abs() <= 1e-6, "{found} and {expected} on {ranks} ranks");
+        }
+        assert_eq!(found.concat().len(), expected.concat().len());
+    }
 }
 
 #[test]

@@ -123,6 +123,7 @@ fn move_one(step: &mut StreamStep, end: u64) -> bool {
         StreamStep::Product(product) => &mut product.a,
         StreamStep::Attention(attention) => &mut attention.places[0].1,
         StreamStep::Exchange(exchange) => &mut exchange.source,
+        StreamStep::Await { .. } => return false,
         StreamStep::Copy { from, .. } => from,
         StreamStep::Zero { to, .. } => to,
     };

@@ -21,7 +21,8 @@ use plimsoll_cuda::{Rates, facts, half_cases};
 use plimsoll_exec::cases;
 use plimsoll_exec::conformance::DrawnCase;
 use plimsoll_exec::{Device, ExecError, ScheduleId};
-use plimsoll_graph::{Graph, differentiate};
+use plimsoll_graph::op::Collective;
+use plimsoll_graph::{Graph, Op, Phase, StateId, differentiate, divide};
 use plimsoll_plan::{
     Action, BufferId, Contents, Costed, Facts, Program, Runnable, Schedule, Scratch, Space, Strategy, plan,
 };
@@ -58,11 +59,12 @@ struct Planned {
     graph: Graph,
     schedule: Schedule,
     library: &'static (dyn Library + Sync),
+    limits: Limits,
 }
 
 impl Planned {
     fn lowered(&self, schedule: &Schedule) -> Result<Steps, ExecError> {
-        LoweredSchedule::of(&self.graph, schedule, self.library, Limits::default())
+        LoweredSchedule::of(&self.graph, schedule, self.library, self.limits)
             .map(|program| by_action(&program))
     }
 
@@ -109,12 +111,118 @@ fn planned() -> Vec<Planned> {
             for strategy in [Strategy::None, Strategy::Full, Strategy::Minimal] {
                 for (role, schedule) in &plan(&program, strategy, Scratch::Best).unwrap().schedules {
                     let (name, schedule) = (format!("{name} {strategy:?} {role:?}"), schedule.clone());
-                    all.push(Planned { name, graph: graph.clone(), schedule, library });
+                    let (graph, limits) = (graph.clone(), Limits::default());
+                    all.push(Planned { name, graph, schedule, library, limits });
                 }
             }
         }
     }
     all
+}
+
+/// The rank and the ranks whose schedules are lowered: the last shards of three have elements past the end.
+const RANK: usize = 2;
+const RANKS: usize = 3;
+
+/// Training schedules of small models on one of three ranks, which divide weights, scatter one gradient and sum the next.
+fn planned_for_ranks() -> Vec<Planned> {
+    let size = Size { layers: 3, ..Size::GOLDEN };
+    let limits = Limits { rank: RANK, ..Limits::default() };
+    let mut all = Vec::new();
+    for (name, model) in models::families(size) {
+        let forward = model.training(2, 16).unwrap();
+        let graph = differentiate(&forward, forward.output_named("loss").unwrap()).unwrap();
+        let mut graph = divide(graph, RANKS).unwrap();
+        graph.set_phase(Phase::Update);
+        let states = (0..graph.states().len() as u32).map(StateId);
+        let gradients: Vec<StateId> =
+            states.filter(|&id| graph.state(id).name.starts_with("grad.")).collect();
+        for (index, &gradient) in gradients.iter().enumerate() {
+            let own = graph.newest(gradient);
+            if index % 2 == 0 {
+                let scatter = Op::Collective(Collective::ReduceScatter { ranks: RANKS });
+                let shard = graph.apply(scatter, &[own]);
+                let squares = graph.apply(Op::SumSquares, &[shard]);
+                graph.output(&format!("squares.{index}"), squares);
+            } else {
+                let sum = Op::Collective(Collective::AllReduce { ranks: RANKS });
+                let node = graph.apply_all(sum, &[own]);
+                graph.write_state(node, 0, gradient);
+            }
+        }
+        let graph = graph.finish().unwrap();
+        let facts = facts(&graph, RATES, &NoLibrary, limits);
+        let program =
+            Program { train: Costed { graph: graph.clone(), facts }, evaluate: None, generate: None };
+        for strategy in [Strategy::None, Strategy::Full] {
+            for (role, schedule) in &plan(&program, strategy, Scratch::Best).unwrap().schedules {
+                let name = format!("{name} on {RANKS} ranks {strategy:?} {role:?}");
+                let (schedule, library) = (schedule.clone(), &NoLibrary);
+                all.push(Planned { name, graph: graph.clone(), schedule, library, limits });
+            }
+        }
+    }
+    all
+}
+
+/// Where exchanges begin and are awaited in the steps of a schedule: the actions, in this order.
+fn exchanges(steps: &Steps) -> (Vec<usize>, Vec<usize>) {
+    let of = |wanted: fn(&StreamStep) -> bool| {
+        (0..steps.len()).filter(|&action| steps[action].iter().any(wanted)).collect()
+    };
+    (of(|step| matches!(step, StreamStep::Exchange(_))), of(|step| matches!(step, StreamStep::Await { .. })))
+}
+
+#[test]
+fn exchanges_run_beside_steps_that_touch_none_of_their_bytes() {
+    let Some(_) = kernels() else { return };
+    let (mut begun, mut beside) = (0, 0);
+    for planned in planned_for_ranks() {
+        planned.check(&planned.schedule).unwrap_or_else(|why| panic!("{}: {why}", planned.name));
+        let steps = planned.lowered(&planned.schedule).unwrap();
+        let (begins, ends) = exchanges(&steps);
+        assert_eq!(begins.len(), ends.len(), "{}", planned.name);
+        begun += begins.len();
+        beside += begins.iter().zip(&ends).filter(|(begin, end)| *begin + 1 < **end).count();
+    }
+    assert!(begun > 200 && 2 * beside > begun, "{beside} of {begun} exchanges have steps beside them");
+}
+
+#[test]
+fn an_exchange_that_is_awaited_too_late_or_never_or_begins_too_early_is_found() {
+    let Some(_) = kernels() else { return };
+    let (mut never, mut late, mut early) = (0, 0, 0);
+    for planned in planned_for_ranks() {
+        let steps = planned.lowered(&planned.schedule).unwrap();
+        let (begins, ends) = exchanges(&steps);
+        if let Some(&last) = ends.last() {
+            planned.refuses_steps(&steps, "without its last await", |steps| steps[last].clear());
+            never += 1;
+        }
+        for &end in &ends {
+            // Behind the next action that computes, which in most cases reads what was awaited.
+            let idle = |action: usize| {
+                steps[action].is_empty() || ends.contains(&action) || begins.contains(&action)
+            };
+            let Some(reader) = (end + 1..steps.len()).find(|&action| !idle(action)) else { continue };
+            let mut moved = steps.clone();
+            let mut awaits = std::mem::take(&mut moved[end]);
+            moved[reader].append(&mut awaits);
+            late += usize::from(planned.check_steps(&planned.schedule, &moved).is_err());
+        }
+        for &begin in &begins {
+            let writer = (0..begin).rev().find(|&action| !steps[action].is_empty());
+            let Some(writer) = writer.filter(|&writer| depends(&planned.schedule, writer, begin)) else {
+                continue;
+            };
+            planned.refuses_steps(&steps, &format!("{begin} before {writer}"), |steps| {
+                steps.swap(writer, begin);
+            });
+            early += 1;
+        }
+    }
+    assert!(never >= 12 && late > 50, "{never} never and {late} late");
+    assert!(early > 5, "{early} begun early");
 }
 
 #[test]
@@ -361,7 +469,7 @@ fn point(step: &mut StreamStep, to: Place) -> bool {
         }),
         StreamStep::Product(product) => Some(&mut product.c),
         StreamStep::Copy { to, .. } | StreamStep::Zero { to, .. } => Some(to),
-        StreamStep::Attention(_) | StreamStep::Exchange(_) => None,
+        StreamStep::Attention(_) | StreamStep::Exchange(_) | StreamStep::Await { .. } => None,
     };
     place.map(|place| *place = to).is_some()
 }

@@ -198,7 +198,9 @@ fn a_rank_that_fails_ends_all_others_with_its_reason() {
         if rank.rank() == 1 {
             rank.leave("its disk is gone");
         }
-        exchanged(&rank, ExchangeKind::AllReduce, DType::F32, 100).unwrap_err()
+        let fault = exchanged(&rank, ExchangeKind::AllReduce, DType::F32, 100).unwrap_err();
+        assert_eq!(rank.fault().as_ref(), Some(&fault));
+        fault
     });
     assert_eq!(faults, ["rank 1 ended: its disk is gone"; 3]);
 }

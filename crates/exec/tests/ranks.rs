@@ -202,7 +202,9 @@ fn a_rank_that_fails_ends_all_others_with_one_error_that_names_it_and_its_reason
             rank.leave("its disk is full");
             return Ok(());
         }
-        sum(&rank, 100)
+        let summed = sum(&rank, 100);
+        assert_eq!(rank.fault().as_ref(), summed.as_ref().err());
+        summed
     });
     let told = Err("rank 2 ended: its disk is full".to_owned());
     assert_eq!(results, [told.clone(), told.clone(), Ok(()), told]);

@@ -123,9 +123,9 @@ pub mod training {
     pub use plimsoll_mpi::mpi_rank;
     pub use plimsoll_train::{
         Adapted, Alternative, Config, DataConfig, EvaluationConfig, LanguageModel, Length, Measured,
-        OPS_FILE_VERSION, OpenedData, Origin, OutputConfig, Programs, RawConfig, Resume, SampleConfig,
-        SavingConfig, Target, Warmup, budget_for, check_room_to_plan, costed_program, fits_within,
-        measure_ops, plan_from_file, plan_with, program, timed_machine,
+        OPS_FILE_VERSION, OpenedData, Origin, OutputConfig, ProcessPlace, Programs, RawConfig, Resume,
+        SampleConfig, SavingConfig, Target, Warmup, budget_for, check_room_to_plan, costed_program,
+        fits_within, measure_ops, plan_from_file, plan_with, program, timed_machine,
     };
 
     /// A run on disk, whole or not at all.

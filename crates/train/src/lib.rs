@@ -44,8 +44,8 @@ pub mod measure;
 pub mod job;
 
 pub use config::{
-    Config, DataConfig, EvaluationConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig, Resume,
-    SampleConfig, SavingConfig, Target, Warmup,
+    Config, DataConfig, EvaluationConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig,
+    ProcessPlace, Resume, SampleConfig, SavingConfig, Target, Warmup,
 };
 pub use error::{Alternative, LackingRoom, TrainError};
 pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, timed_machine};

@@ -75,7 +75,7 @@ fn run_first(args: &TrainArgs, launch: Option<Launch>) -> Result<(), Failure> {
 pub(crate) fn config_of(raw: &mut RawConfig, launch: Option<&Launch>) -> Result<Config, TrainError> {
     let Some(launch) = launch else { return Config::check(raw) };
     launch.settle(raw)?;
-    Ok(Config::check(raw)?.among_processes(launch.here, raw))
+    Config::check_process(raw, launch.place())
 }
 
 /// Removes the traces of a run that has not begun: its folder, if it is new and empty, and the file of a plan that

@@ -6,7 +6,7 @@ use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
 use super::nvml::{self, ManagedCard};
-use super::{Libraries, ok, version_text};
+use super::{Libraries, nccl, ok, version_text};
 use crate::counting::Reading;
 
 /// Compute capability from which the matrix units know bf16.
@@ -77,7 +77,7 @@ impl Context {
     pub(crate) fn open(target: CudaTarget) -> Result<Context, ExecError> {
         let managed = nvml::cards();
         Libraries::driver()?;
-        load_lazily();
+        set_environment();
         // SAFETY: plain calls with out-parameters that live here.
         unsafe {
             ok(cuda::cuInit(0), "starting the driver").map_err(|error| no_gpu(&error))?;
@@ -123,6 +123,14 @@ impl Context {
         self.device
     }
 
+    /// Sixteen bytes that no other GPU has, or no other part of one.
+    pub(crate) fn identity(&self) -> Result<[u8; 16], ExecError> {
+        let mut id = cuda::CUuuid { bytes: [0; 16] };
+        // SAFETY: an out-parameter that lives here.
+        unsafe { ok(cuda::cuDeviceGetUuid_v2(&raw mut id, self.device), "asking for the GPU's identity")? };
+        Ok(id.bytes.map(|byte| byte as u8))
+    }
+
     /// Free bytes now, by the driver.
     pub(crate) fn free(&self) -> Result<u64, ExecError> {
         self.enter()?;
@@ -151,10 +159,12 @@ impl Drop for Context {
     }
 }
 
-/// Has libraries load a kernel when it is first used.
-fn load_lazily() {
-    // SAFETY: the device is opened before any thread that reads the environment is started.
-    unsafe { std::env::set_var("CUDA_MODULE_LOADING", "LAZY") };
+/// Has libraries load a kernel when it is first used, and NCCL take its memory when ranks join.
+fn set_environment() {
+    for (name, value) in [("CUDA_MODULE_LOADING", "LAZY")].into_iter().chain(nccl::ENVIRONMENT) {
+        // SAFETY: the device is opened before any thread that reads the environment is started.
+        unsafe { std::env::set_var(name, value) };
+    }
 }
 
 /// # Safety

@@ -29,6 +29,20 @@ impl Event {
         Ok(Event(event))
     }
 
+    /// A point that only orders the work of two streams, and tells no time.
+    pub(super) fn of_order() -> Result<Event, ExecError> {
+        let (mut event, flags) = (std::ptr::null_mut(), cuda::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32);
+        // SAFETY: an out-parameter that lives here.
+        unsafe { ok(cuda::cuEventCreate(&raw mut event, flags), "making an event")? };
+        Ok(Event(event))
+    }
+
+    /// Holds what is queued on a stream from here on until the point has been passed.
+    pub(super) fn holds(&self, stream: cuda::CUstream) -> Result<(), ExecError> {
+        // SAFETY: event and stream live.
+        unsafe { ok(cuda::cuStreamWaitEvent(stream, self.0, 0), "having a stream wait") }
+    }
+
     /// Puts the point behind all that was queued.
     pub(super) fn record(&self, stream: cuda::CUstream) -> Result<(), ExecError> {
         // SAFETY: event and stream live.

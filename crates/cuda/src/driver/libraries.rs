@@ -113,15 +113,6 @@ impl Libraries {
         first_of(files.chain([PathBuf::from(wanted.file)]), wanted, usable)
     }
 
-    /// NCCL, where there is one.
-    pub(super) fn exchanges(&self) -> Option<Library> {
-        let files = self.folders.iter().flat_map(|folder| within(folder, |name| name == "libnccl.so.2"));
-        files.chain([PathBuf::from("libnccl.so.2")]).find_map(|path| {
-            // SAFETY: as for cuDNN.
-            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.ok()
-        })
-    }
-
     /// Opens stand-ins for driver and compiler that one of the folders holds, and tells whether there are any. cuDNN opens both by
     /// name, and finds those that are loaded already; it can then make plans, and run none.
     pub(super) fn stand_ins(&self) -> bool {

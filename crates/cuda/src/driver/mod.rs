@@ -30,6 +30,7 @@ mod staging;
 mod stream;
 mod symbols;
 mod vendor;
+mod world;
 
 pub(crate) use arena::{Borrowed, Folded, Mapping, Reserved};
 pub use attention::AttentionPlan;
@@ -42,12 +43,13 @@ pub use context::{Card, CudaTarget};
 pub(crate) use cudnn::Cudnn;
 pub use libraries::{Libraries, library_folders};
 pub(crate) use modules::{Bound, Modules};
-pub(crate) use nccl::World;
+pub(crate) use nccl::Nccl;
 pub use nvrtc::Compiled;
 pub(crate) use nvrtc::Nvrtc;
 pub(crate) use points::Points;
 pub(crate) use stream::Stream;
 pub(crate) use vendor::Vendor;
+pub(crate) use world::World;
 
 use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;

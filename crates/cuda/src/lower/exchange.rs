@@ -1,7 +1,7 @@
 //! Exchanges between ranks, and the shard of a tensor that a rank takes for itself.
 //!
-//! All of them run on the device's one stream, so an exchange has ended for every step behind it, and nothing is left to do where
-//! a schedule awaits one. Compute beside an exchange would need a second stream.
+//! An exchange begins behind all steps before it, and the steps behind it go on beside it until one awaits it. The end of a shard
+//! that lies past the whole is filled before.
 
 use plimsoll_graph::op::Collective;
 
@@ -17,17 +17,18 @@ pub(super) fn exchange(to: &mut Lowering, call: &Call, collective: Collective) {
         Collective::AllGather { .. } => (output.count(), input.count()),
     };
     let (dtype, source, destination) = (input.ty.dtype, input.place, output.place);
-    let exchange = RankExchange { collective, dtype, source, destination, whole, share };
+    let exchange = RankExchange { collective, dtype, source, destination, whole, share, number: 0 };
     let (first, count) = exchange.part(to.limits.rank);
     let [first, count, all] = [first, count, share].map(|elements| (elements * dtype.bytes()) as u64);
+    // First, because nothing may touch the result once the exchange has begun.
+    let fills = matches!(collective, Collective::ReduceScatter { .. } | Collective::OwnShard { .. });
+    if fills && count < all {
+        to.steps.push(StreamStep::Zero { to: destination.after(count), bytes: all - count });
+    }
     if let Collective::OwnShard { .. } = collective {
         to.copy(source.after(first), destination, count);
     } else {
         to.steps.push(StreamStep::Exchange(exchange));
-    }
-    let fills = matches!(collective, Collective::ReduceScatter { .. } | Collective::OwnShard { .. });
-    if fills && count < all {
-        to.steps.push(StreamStep::Zero { to: destination.after(count), bytes: all - count });
     }
 }
 
@@ -64,7 +65,7 @@ mod tests {
         assert_eq!(own(0), [copy(0, share)]);
         let rest = 5000 - 2 * share;
         let zero = StreamStep::Zero { to: Place((1 << 20) + 4 * rest), bytes: 4 * (share - rest) };
-        assert_eq!(own(2), [copy(2, rest), zero]);
+        assert_eq!(own(2), [zero, copy(2, rest)]);
     }
 
     #[test]

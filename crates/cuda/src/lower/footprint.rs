@@ -1,8 +1,8 @@
 //! The memory that lowered steps touch, compared with the operands of their op.
 //!
 //! `replay` has proved that the actions of a schedule use no byte against the rules. That proof is about operands and
-//! scratch; this module extends it to the steps an action became. On one stream steps run in order. So an action is
-//! right if every step stays inside the operands and the scratch, no step writes over a pure input, no step reads
+//! scratch; this module extends it to the steps an action became. On one stream steps run in order, and `replay` keeps the
+//! operands of an exchange busy until it is awaited. So an action is right if every step stays inside the operands and the scratch, no step writes over a pure input, no step reads
 //! scratch that no earlier step has touched, and every output is touched.
 
 use std::ops::Range;
@@ -138,6 +138,7 @@ pub fn touches(step: &StreamStep, library: &dyn Library) -> Vec<Touch> {
             vec![touch(*from, *bytes, Access::Reads), touch(*to, *bytes, Access::Writes)]
         }
         StreamStep::Zero { to, bytes } => vec![touch(*to, *bytes, Access::Writes)],
+        StreamStep::Await { .. } => Vec::new(),
     }
 }
 

@@ -141,8 +141,13 @@ pub enum StreamStep {
     Product(Product),
     /// Has the library run attention or its derivative.
     Attention(Attention),
-    /// Exchanges values with other ranks.
+    /// Begins to exchange values with other ranks. The steps behind it run beside the exchange.
     Exchange(RankExchange),
+    /// Has the steps behind it wait for an exchange.
+    Await {
+        /// The number of the exchange.
+        exchange: usize,
+    },
     /// Copies bytes within the arena; the ranges do not overlap.
     Copy {
         /// First byte read.
@@ -173,6 +178,7 @@ impl fmt::Display for StreamStep {
             StreamStep::Exchange(exchange) => {
                 write!(f, "{} of {} {}", exchange.collective.name(), exchange.whole, exchange.dtype)
             }
+            StreamStep::Await { exchange } => write!(f, "await exchange {exchange}"),
             StreamStep::Copy { from, to, bytes } => write!(f, "copy {}+{bytes} -> {}", from.0, to.0),
             StreamStep::Zero { to, bytes } => write!(f, "zero {}+{bytes}", to.0),
         }

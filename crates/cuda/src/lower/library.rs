@@ -191,6 +191,8 @@ pub struct RankExchange {
     pub whole: usize,
     /// Elements of a shard; of a sum that all ranks get, the whole.
     pub share: usize,
+    /// The number among the exchanges of a schedule, in the order in which they begin.
+    pub number: usize,
 }
 
 impl RankExchange {

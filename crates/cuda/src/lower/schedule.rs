@@ -1,9 +1,10 @@
 //! A whole schedule as one flat list of steps, each action a range of it.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use plimsoll_exec::ExecError;
-use plimsoll_graph::{Graph, Type};
+use plimsoll_graph::{Graph, NodeId, Type};
 use plimsoll_plan::{Action, BufferId, Schedule};
 
 use super::{Arg, Check, Library, Limits, Operand, Place, PlacedOp, StreamStep, check, lower};
@@ -29,12 +30,24 @@ impl LoweredSchedule {
         library: &dyn Library,
         limits: Limits,
     ) -> Result<LoweredSchedule, ExecError> {
-        let mut program = LoweredSchedule::default();
+        let (mut program, mut numbers) = (LoweredSchedule::default(), Numbers::default());
         for action in &schedule.actions {
-            program.steps.extend(steps_of(graph, schedule, action, library, limits)?);
+            let mut steps = match action {
+                Action::Await { node } => vec![StreamStep::Await { exchange: numbers.of(*node)? }],
+                _ => steps_of(graph, schedule, action, library, limits)?,
+            };
+            if let Action::Run { node, .. } = action {
+                numbers.give(*node, &mut steps);
+            }
+            program.steps.append(&mut steps);
             program.ends.push(program.steps.len());
         }
         Ok(program)
+    }
+
+    /// How many exchanges begin.
+    pub fn exchanges(&self) -> usize {
+        self.steps.iter().filter(|step| matches!(step, StreamStep::Exchange(_))).count()
     }
 
     /// Which steps belong to action `action`.
@@ -49,6 +62,30 @@ impl LoweredSchedule {
     }
 }
 
+/// Numbers of the exchanges of a schedule, and the last that each node began.
+#[derive(Default)]
+struct Numbers {
+    begun: usize,
+    of_nodes: BTreeMap<NodeId, usize>,
+}
+
+impl Numbers {
+    fn give(&mut self, node: NodeId, steps: &mut [StreamStep]) {
+        for step in steps {
+            if let StreamStep::Exchange(exchange) = step {
+                exchange.number = self.begun;
+                self.of_nodes.insert(node, self.begun);
+                self.begun += 1;
+            }
+        }
+    }
+
+    fn of(&self, node: NodeId) -> Result<usize, ExecError> {
+        let number = self.of_nodes.get(&node).copied();
+        number.ok_or_else(|| ExecError::Mismatch(format!("node {} is awaited and has not begun", node.0)))
+    }
+}
+
 fn steps_of(
     graph: &Graph,
     schedule: &Schedule,
@@ -56,10 +93,6 @@ fn steps_of(
     library: &dyn Library,
     limits: Limits,
 ) -> Result<Vec<StreamStep>, ExecError> {
-    if let Action::Await { .. } = action {
-        // All steps share one stream, so an exchange has ended before every step behind it.
-        return Ok(Vec::new());
-    }
     let Action::Run { node, inputs, outputs, workspace, accumulate } = action else {
         let why = "the CUDA device does not offload yet; leave out --offload";
         return Err(ExecError::Unsupported(why.into()));

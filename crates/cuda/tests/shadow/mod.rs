@@ -2,12 +2,13 @@
 //!
 //! `replay` proves that buffers are whole when they are read. This walk looks at the steps that the actions became, as a stream runs
 //! them, with the access that each kernel's declaration states. A step that reads a byte which another action has written since, or
-//! scratch that nobody has written in this action, is a race or a fault of order.
+//! scratch that nobody has written in this action, is a race or a fault of order. Exchanges run on a stream of their own: between
+//! the step that begins one and the step that awaits it, no other step may write what it reads or touch what it writes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use plimsoll_cuda::lower::{ALIGNMENT, Access, Library, LoweredSchedule, Place, StreamStep, touches};
+use plimsoll_cuda::lower::{ALIGNMENT, Access, Library, LoweredSchedule, Place, StreamStep, Touch, touches};
 use plimsoll_graph::{Graph, Node, Op, Value};
 use plimsoll_plan::{Action, BufferId, Contents, Schedule};
 
@@ -102,6 +103,54 @@ pub(crate) struct Reach {
     pub(crate) in_scratch: bool,
 }
 
+/// Exchanges that have begun and that no step has awaited: the number, what is read and what is written.
+#[derive(Default)]
+struct ExchangeLane {
+    under_way: Vec<(usize, [Range<u64>; 2])>,
+    begun: usize,
+}
+
+impl ExchangeLane {
+    /// Refuses a range that an exchange under way writes, or reads while others write it.
+    fn touch(&self, touched: &Range<u64>, writes: bool) -> Result<(), String> {
+        let over = |range: &Range<u64>| range.start < touched.end && touched.start < range.end;
+        let races = |(_, [read, written]): &&(usize, [Range<u64>; 2])| over(written) || writes && over(read);
+        self.under_way.iter().find(races).map_or(Ok(()), |(number, _)| {
+            Err(format!("bytes {touched:?} belong to exchange {number}, which is under way"))
+        })
+    }
+
+    /// Goes past one step, which must not touch the operands of an exchange that runs beside it.
+    fn pass(&mut self, step: &StreamStep, library: &dyn Library) -> Result<(), String> {
+        if let StreamStep::Await { exchange } = step {
+            if *exchange >= self.begun {
+                return Err(format!("{step} before it has begun"));
+            }
+            // Exchanges run one after the other.
+            self.under_way.retain(|(number, _)| number > exchange);
+            return Ok(());
+        }
+        for touch in touches(step, library) {
+            let range = touch.place.0..touch.place.0 + touch.bytes.unwrap_or(1);
+            self.touch(&range, touch.access != Access::Reads).map_err(|why| format!("{step}: {why}"))?;
+        }
+        if let StreamStep::Exchange(exchange) = step {
+            let range = |touch: &Touch| touch.place.0..touch.place.0 + touch.bytes.unwrap();
+            let [read, written] = &touches(step, library)[..] else { panic!("two operands") };
+            if exchange.number != self.begun {
+                return Err(format!("{step} has the number {} of another", exchange.number));
+            }
+            self.under_way.push((self.begun, [range(read), range(written)]));
+            self.begun += 1;
+        }
+        Ok(())
+    }
+
+    fn ended(&self) -> Result<(), String> {
+        self.under_way.first().map_or(Ok(()), |(number, _)| Err(format!("nobody awaits exchange {number}")))
+    }
+}
+
 /// One schedule and its steps.
 pub(crate) struct Walk<'a> {
     pub(crate) graph: &'a Graph,
@@ -120,6 +169,7 @@ impl Walk<'_> {
     pub(crate) fn check(&self, steps: &Steps) -> Result<(), String> {
         let mut bytes = Bytes::default();
         let mut writer_of: BTreeMap<BufferId, Writer> = BTreeMap::new();
+        let mut lane = ExchangeLane::default();
         for (index, buffer) in self.schedule.buffers.iter().enumerate() {
             let given = match buffer.contents {
                 Contents::State(_) => true,
@@ -132,12 +182,17 @@ impl Walk<'_> {
             }
         }
         for (index, action) in self.schedule.actions.iter().enumerate() {
+            let named = |why| format!("action {index}: {why}");
+            for region in self.regions(action).iter().filter(|_| !steps[index].is_empty()) {
+                lane.touch(&region.range, !matches!(region.part, Part::Input(_))).map_err(named)?;
+            }
+            steps[index].iter().try_for_each(|step| lane.pass(step, self.library)).map_err(named)?;
             let Action::Run { node, .. } = action else { continue };
             let name = self.graph.node(*node).op.name();
             self.action(index, action, &steps[index], &mut bytes, &mut writer_of)
                 .map_err(|why| format!("action {index}, `{name}`: {why}"))?;
         }
-        Ok(())
+        lane.ended()
     }
 
     fn action(

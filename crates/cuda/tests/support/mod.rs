@@ -9,15 +9,18 @@ use std::ffi::c_void;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use libloading::Library;
 use plimsoll_cuda::kernels::{KernelSource, SOURCES};
-use plimsoll_cuda::lower::{Arg, Check, Launch, Limits, LoweredSchedule, NoLibrary, StreamStep};
+use plimsoll_cuda::lower::{
+    Arg, Check, Launch, Limits, LoweredSchedule, NoLibrary, RankExchange, StreamStep,
+};
 use plimsoll_cuda::{Rates, facts};
-use plimsoll_exec::{Device, ExecError, ScheduleId};
+use plimsoll_exec::{Communicator, Device, ExchangeKind, ExchangeOperands, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
+use plimsoll_graph::op::Collective;
 use plimsoll_plan::{Facts, Runnable, Space};
 
 use super::fetched::not_run;
@@ -149,6 +152,9 @@ pub(crate) struct HostDevice {
     arena: Vec<Line>,
     checks: Mutex<Vec<(Check, Box<u64>)>>,
     schedules: Vec<LoweredSchedule>,
+    ranks: Option<Arc<dyn Communicator>>,
+    /// The communicator's number of each exchange of the schedule that runs.
+    exchanges: Vec<u64>,
 }
 
 impl std::fmt::Debug for HostDevice {
@@ -164,7 +170,31 @@ struct Line([u8; 256]);
 
 impl HostDevice {
     pub(crate) fn new(kernels: &'static HostKernels, limits: Limits) -> HostDevice {
-        HostDevice { kernels, limits, arena: Vec::new(), checks: Mutex::default(), schedules: Vec::new() }
+        let (arena, checks, schedules) = (Vec::new(), Mutex::default(), Vec::new());
+        HostDevice { kernels, limits, arena, checks, schedules, ranks: None, exchanges: Vec::new() }
+    }
+
+    /// Begins an exchange with the other ranks, whose threads read this arena.
+    fn begin(&mut self, exchange: &RankExchange) {
+        let ranks = self.ranks.as_ref().unwrap();
+        let (kind, share) = match exchange.collective {
+            Collective::AllReduce { ranks } => (ExchangeKind::AllReduce, exchange.whole.div_ceil(ranks)),
+            Collective::AllGather { .. } => (ExchangeKind::AllGather, exchange.share),
+            _ => (ExchangeKind::ReduceScatter, exchange.share),
+        };
+        let operands = ExchangeOperands {
+            kind,
+            dtype: exchange.dtype,
+            source: (self.base() + exchange.source.0) as *const u8,
+            destination: (self.base() + exchange.destination.0) as *mut u8,
+            whole: exchange.whole,
+            share,
+            word: false,
+        };
+        // SAFETY: the lowering is judged by these tests: no step touches the operands before it awaits the exchange.
+        let number = unsafe { ranks.start(operands) }.unwrap();
+        self.exchanges.truncate(exchange.number);
+        self.exchanges.push(number);
     }
 
     fn base(&self) -> u64 {
@@ -179,8 +209,10 @@ impl HostDevice {
         let base = self.base();
         match step {
             StreamStep::Launch(launch) => self.kernels.launch(launch, base, &mut self.checks.lock().unwrap()),
-            StreamStep::Product(_) | StreamStep::Attention(_) | StreamStep::Exchange(_) => {
-                panic!("{step} without a library")
+            StreamStep::Product(_) | StreamStep::Attention(_) => panic!("{step} without a library"),
+            StreamStep::Exchange(exchange) => self.begin(exchange),
+            StreamStep::Await { exchange } => {
+                self.ranks.as_ref().unwrap().wait(self.exchanges[*exchange]).unwrap();
             }
             // SAFETY: the lowering is judged by these tests; places lie in the arena.
             StreamStep::Copy { from, to, bytes } => unsafe {
@@ -213,6 +245,16 @@ impl Device for HostDevice {
     fn facts(&self, graph: &Graph) -> Facts {
         let rates = Rates { flops: 1e12, half_flops: 1e13, bytes: 1e12, launch: 1e-6 };
         facts(graph, rates, &NoLibrary, self.limits)
+    }
+
+    fn join(&mut self, ranks: Arc<dyn Communicator>) -> Result<(), ExecError> {
+        self.limits.rank = ranks.rank();
+        self.ranks = Some(ranks);
+        Ok(())
+    }
+
+    fn rank(&self) -> usize {
+        self.limits.rank
     }
 
     fn reserve(&mut self, space: Space) -> Result<(), ExecError> {

@@ -14,7 +14,7 @@
 //! [`thread_ranks`] makes the ranks of one process. [`message_rank`] makes a rank of a process of its own, over any
 //! [`Wire`] that carries messages: [`tcp_rank`] over TCP, `plimsoll-mpi` over MPI. All sum by the same function, so they agree to
 //! the bit.
-//! Absent: exchanges on a GPU.
+//! Absent: exchanges on a GPU. Its ranks exchange words here, and values by a library of the vendor.
 #![allow(unsafe_code, reason = "an exchange is addresses in several arenas; see `Communicator::start`")]
 
 mod messages;
@@ -149,6 +149,12 @@ pub trait Communicator: Send + Sync + Debug {
     /// Arenas that this machine must still have room for when this rank takes its own: those of all its ranks for the
     /// first rank of a machine.
     fn arenas_ahead(&self) -> usize;
+
+    /// Why the world has ended, if it has. Work that no [`wait`](Self::wait) covers, such as exchanges on a GPU, is given up then.
+    fn fault(&self) -> Option<String>;
+
+    /// How long this rank waits for another in an exchange.
+    fn limit(&self) -> Duration;
 
     /// Marks the run as ended well, which all ranks know by now. Leaving afterwards is no fault.
     fn part(&self);

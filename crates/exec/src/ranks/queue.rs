@@ -122,6 +122,11 @@ impl Queue {
         self.changed.notify_all();
     }
 
+    /// The fault that has ended all exchanges, if one has.
+    pub(super) fn fault(&self) -> Option<String> {
+        self.lock().fault.clone()
+    }
+
     /// Tells the thread that the rank leaves, and waits until it touches no operands any more.
     pub(super) fn leave(&self, why: &str) {
         let mut state = self.lock();

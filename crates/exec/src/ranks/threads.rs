@@ -93,6 +93,14 @@ impl Communicator for ThreadRank {
         if self.rank == 0 { self.ranks() } else { 1 }
     }
 
+    fn fault(&self) -> Option<String> {
+        self.world.fault()
+    }
+
+    fn limit(&self) -> Duration {
+        self.world.limit()
+    }
+
     fn part(&self) {}
 
     fn leave(&self, why: &str) {

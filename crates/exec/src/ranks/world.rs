@@ -54,6 +54,10 @@ impl World {
         self.ranks
     }
 
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     fn lock(&self) -> MutexGuard<'_, Meetings> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -38,6 +38,7 @@ use bounds::mistake;
 pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
 use probing::{check_fitness, noise};
+pub use processes::ProcessPlace;
 use rules::{
     at_least_one, check_ranks, evaluation, instructions, learning_rate, length, options, output, rank_limit,
     resume, saving, tf32, warmup,
@@ -170,6 +171,10 @@ impl Config {
     ///
     /// The first setting that is wrong or contradicts another.
     pub fn check(raw: &RawConfig) -> Result<Config, TrainError> {
+        Config::checked(raw, None)
+    }
+
+    fn checked(raw: &RawConfig, place: Option<ProcessPlace>) -> Result<Config, TrainError> {
         let model::Resolved { name, configuration, origin, seq_len, lora, adapter } = model::resolve(raw)?;
         let tokenizer = raw.tokenizer.clone().or_else(|| model::begins_again(raw));
         let has_tokenizer = tokenizer.is_some() || matches!(origin, Origin::Pretrained(_));
@@ -225,6 +230,10 @@ impl Config {
             costs: raw.costs.clone(),
             rank_limit: rank_limit(raw)?,
         };
+        let config = match place {
+            Some(place) => config.placed(place, raw),
+            None => config,
+        };
         check_ranks(&config.options, &config.target)?;
         check_fitness(config.options.optimizer.fitness, &config.samples.task, &config.data)?;
         config.options.check_division(&config.model)?;
@@ -237,7 +246,7 @@ impl Config {
     ///
     /// When the target is only described, or asks for what the device cannot do.
     pub fn settle_device(&mut self) -> Result<(), TrainError> {
-        self.options.device = self.target.here()?;
+        self.options.device = self.target.here(self.options.rank_here)?;
         self.options.check_stage()?;
         if let DeviceKind::Cuda(index) = self.options.device {
             self.target = Target::Gpu(index);

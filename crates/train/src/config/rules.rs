@@ -48,7 +48,9 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         memory: memory.map(|size| size.bytes),
         global_batch,
         ranks,
+        world_of_one: is_world_of_one(raw),
         processes_here: None,
+        rank_here: 0,
         rank_links,
         zero_stage: raw.zero_stage.as_deref().map_or(Ok(ZeroStage::Auto), str::parse).map_err(mistake)?,
         micro_batch,
@@ -254,23 +256,27 @@ fn ranks(raw: &RawConfig) -> Result<usize, TrainError> {
     }
 }
 
+/// Whether one rank keeps the exchanges of a stage: it takes both settings to ask for them, since they bring nothing.
+fn is_world_of_one(raw: &RawConfig) -> bool {
+    let named = raw.zero_stage.as_deref().is_some_and(|stage| stage != ZeroStage::Auto.name());
+    raw.ranks == Some(1) && named && raw.rank_link.is_none()
+}
+
 /// How long a rank waits for another.
 pub(super) fn rank_limit(raw: &RawConfig) -> Result<Duration, TrainError> {
     let seconds = raw.ddp_timeout.unwrap_or(LIMIT.as_secs());
     Ok(Duration::from_secs(at_least_one("--ddp-timeout", seconds)?))
 }
 
-/// Refuses ranks where they cannot work yet.
+/// Refuses ranks where they cannot work. Several ranks on GPUs are processes, each with a GPU of its own.
 pub(super) fn check_ranks(options: &Options, target: &Target) -> Result<(), TrainError> {
-    let ranks = options.ranks;
-    if ranks == 1 {
-        return Ok(());
-    }
+    let Some(ranks) = options.world() else { return Ok(()) };
     let elsewhere = options.rank_links.is_some() && matches!(target, Target::Described { .. });
-    if *target != Target::Cpu && !elsewhere {
-        let device = target.name();
+    let has_gpu_each = ranks == 1 || options.processes_here.is_some();
+    if *target != Target::Cpu && !elsewhere && !has_gpu_each {
         return Err(mistake(format!(
-            "--ranks {ranks} are threads of this machine's processor; leave --ranks out for {device}"
+            "--ranks {ranks} are threads of this machine's processor; on GPUs each rank is a process: leave --ranks out, and \
+             start them with `torchrun --no-python --nproc-per-node {ranks} plimsoll …`"
         )));
     }
     options.check_ranks()

@@ -52,16 +52,17 @@ impl Target {
         }
     }
 
-    /// The device of this machine that is meant. A GPU of no particular kind is the first that is here.
+    /// The device of this machine that is meant. A GPU of no particular kind is the first that is here, or for a rank the one
+    /// with its number among the ranks of this machine.
     ///
     /// # Errors
     ///
     /// When the target is only described.
-    pub fn here(&self) -> Result<DeviceKind, TrainError> {
+    pub fn here(&self, rank_here: usize) -> Result<DeviceKind, TrainError> {
         match self {
             Target::Cpu => Ok(DeviceKind::Cpu),
             Target::Gpu(index) => Ok(DeviceKind::Cuda(*index)),
-            Target::Described { assumed: true, .. } => Ok(DeviceKind::Cuda(0)),
+            Target::Described { assumed: true, .. } => Ok(DeviceKind::Cuda(rank_here)),
             Target::Described { spec, .. } => Err(mistake(format!(
                 "{} is a description to plan for; to train on a GPU of this machine write --device cuda or cuda:0, and \
                  to train on the CPU leave --device out",
@@ -154,15 +155,16 @@ mod tests {
         assert_eq!((spec.name().as_str(), assumed), ("cuda:h100", true));
         let h200 = target("cuda:h200").unwrap();
         assert!(matches!(h200, Target::Described { assumed: false, .. }));
-        let error = h200.here().unwrap_err().to_string();
+        let error = h200.here(0).unwrap_err().to_string();
         assert!(error.starts_with("cuda:h200 is a description to plan for"), "{error}");
         assert_eq!(target("cuda:1").unwrap(), Target::Gpu(1));
         assert!(
             matches!(target("cuda:4090").unwrap(), Target::Described { .. }),
             "a kind of GPU, and no index"
         );
-        let here = |name: &str| target(name).unwrap().here().unwrap();
-        assert_eq!((here("cuda"), here("cuda:1")), (DeviceKind::Cuda(0), DeviceKind::Cuda(1)));
+        let here = |name: &str, rank| target(name).unwrap().here(rank).unwrap();
+        assert_eq!((here("cuda", 0), here("cuda:1", 0)), (DeviceKind::Cuda(0), DeviceKind::Cuda(1)));
+        assert_eq!((here("cuda", 3), here("cuda:1", 3)), (DeviceKind::Cuda(3), DeviceKind::Cuda(1)));
     }
 
     #[test]

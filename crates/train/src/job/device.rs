@@ -66,7 +66,7 @@ impl Environment {
         device.use_timings(measured.timings());
         // Transfers slow the ops beside them, and ranks share the memory's bandwidth. So a run that offloads or has ranks
         // records no times.
-        let times = file.filter(|_| options.offload.is_none() && options.ranks == 1);
+        let times = file.filter(|_| options.offload.is_none() && options.world().is_none());
         Ok(OpenedDevice { device, name, times, notes, measured: kept })
     }
 

@@ -21,6 +21,7 @@ pub(super) struct Follower {
     pub(super) config: Config,
     pub(super) planned: Planned,
     pub(super) source: Source,
+    /// The device, which has joined the other ranks.
     pub(super) device: Box<dyn Device>,
     pub(super) resumed: Option<PathBuf>,
     pub(super) end: Arc<dyn Communicator>,
@@ -30,7 +31,7 @@ impl Follower {
     /// Takes the steps that rank 0 announces, until it announces the end.
     pub(super) fn run(self) -> Result<(), TrainError> {
         let Follower { config, planned, source, device, resumed, end } = self;
-        let started = Run::start_rank(device, planned, config.options.seed, &end);
+        let started = Run::start_joined(device, planned, config.options.seed, &end);
         let result = started.and_then(|mut run| {
             begin(&config, &mut run, resumed.as_deref())?;
             let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());

@@ -38,14 +38,13 @@ impl OtherRanks {
                 "--rank-link describes ranks that are not here; leave it out to train, or ask `plan`".into(),
             ));
         }
-        if config.options.ranks < 2 {
-            return Ok(Vec::new());
-        }
+        let Some(ranks) = config.options.world() else { return Ok(Vec::new()) };
         let world = match processes {
             Some(end) => vec![end],
-            None => thread_ranks(config.options.ranks, config.rank_limit)?,
+            None => thread_ranks(ranks, config.rank_limit)?,
         };
-        device.join(Arc::clone(&world[0]))?;
+        // Other processes join at the same time, and hear why where this one cannot.
+        device.join(Arc::clone(&world[0])).inspect_err(|error| world[0].leave(&error.to_string()))?;
         Ok(world)
     }
 
@@ -59,12 +58,13 @@ impl OtherRanks {
         let mut ends = world.into_iter();
         let Some(first) = ends.next() else { return Ok(None) };
         let mut ranks = OtherRanks { world: first, threads: Vec::new() };
-        if ranks.world.ranks_in_process() == 1 {
+        if ranks.world.ranks_in_process() < ranks.world.ranks() {
             hand_out(planned, resumed, &*ranks.world)?;
         }
         for end in ends {
             let source = config.clone().open_data(&mut |_| ())?.train;
-            let device = config.options.following_device()?;
+            let mut device = config.options.following_device()?;
+            device.join(Arc::clone(&end))?;
             let resumed = resumed.map(Path::to_owned);
             let (config, planned) = (config.clone(), planned.clone());
             let follower = Follower { config, planned, source, device, resumed, end };

@@ -1,9 +1,11 @@
 //! Ranks of a job that are processes: each reads its own settings and data, and takes the plan of rank 0.
 //!
 //! ```text
-//! rank 0    its identity ─▶ all    all are ready    weights, checkpoint    the plan ─▶ all    all are ready    steps …
-//! others    compare theirs                                                  judge it                           follow
+//! rank 0    its identity ─▶ all    all are ready    devices join    weights, checkpoint    the plan ─▶ all    all are ready    steps …
+//! others    compare theirs                          devices join                           judge it                           follow
 //! ```
+//!
+//! Devices join before there is a plan to hand out: memory that GPUs take to exchange values must be known to the plan.
 //!
 //! Ranks that differ in program, settings or data would train a model that nobody asked for, without a warning. So the first
 //! rank that differs ends all of them, with an error that states the difference.
@@ -42,7 +44,8 @@ fn follow_with(mut config: Config, world: &Arc<dyn Communicator>) -> Result<(), 
     config.settle_device()?;
     let source = config.open_data(&mut |_| ())?.train;
     agree(&config, &source, &**world)?;
-    let device = config.options.following_device()?;
+    let mut device = config.options.following_device()?;
+    device.join(Arc::clone(world))?;
     let plan = hear(&**world)?;
     let resumed = Some(hear(&**world)?).filter(|path| !path.is_empty()).map(PathBuf::from);
     let planned = plan_of_another_rank(&config.model, &*device, &config.options, &plan)?;
@@ -84,7 +87,13 @@ fn identity(config: &Config, data: &Source) -> Result<Vec<String>, TrainError> {
     let settings = settings.as_object().into_iter().flatten().filter(|(name, _)| *name != "data_cache");
     let flag = |name: &str| Setting::named(name).map_or_else(|| name.to_owned(), Setting::flag);
     let written = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let settings = settings.map(|(name, value)| line(&flag(name), &written(value)));
+    // Each rank of a machine has a GPU of its own.
+    let of_kind = |value: String| value.split(':').next().unwrap_or_default().to_owned();
+    let value = |name: &str, value: &Value| match name {
+        "device" => of_kind(written(value)),
+        _ => written(value),
+    };
+    let settings = settings.map(|(name, told)| line(&flag(name), &value(name, told)));
     let facts = config.facts(data)?.into_iter().filter(|(name, _)| Setting::named(name).is_none());
     let facts = facts.map(|(name, value)| line(&name, &value));
     Ok([line("program", &program()?)].into_iter().chain(settings).chain(facts).collect())

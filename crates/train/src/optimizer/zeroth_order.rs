@@ -98,7 +98,7 @@ pub(crate) fn append_probes(
     graph: Graph,
     optimizer: &Optimizer,
     storage: StateStorage,
-    ranks: usize,
+    world: Option<usize>,
 ) -> Result<Graph, GraphError> {
     let refused = |why| GraphError { what: "optimizer".into(), block: String::new(), why, at: None };
     optimizer.check().map_err(refused)?;
@@ -112,7 +112,7 @@ pub(crate) fn append_probes(
     graph.set_phase(Phase::Update);
     let lr = graph.input("lr", [], DType::F32);
     let mut losses = graph.input(PROBE_LOSSES, [optimizer.directions, 2], DType::F32);
-    if ranks > 1 {
+    if let Some(ranks) = world {
         losses = graph.apply(Op::Collective(Collective::AllReduce { ranks }), &[losses]);
     }
     let probe = graph.input(PROBES, [4], DType::I32);

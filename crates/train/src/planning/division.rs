@@ -18,7 +18,7 @@ impl Options {
     pub(crate) fn stages(&self, model: &impl Model) -> Vec<Options> {
         let with = |zero_stage| Options { zero_stage, ..self.clone() };
         match self.zero_stage {
-            ZeroStage::Auto if self.ranks > 1 => STAGES
+            ZeroStage::Auto if self.world().is_some() => STAGES
                 .map(with)
                 .into_iter()
                 .filter(|options| options.check_stage().and_then(|()| options.check_division(model)).is_ok())
@@ -34,7 +34,7 @@ impl Options {
     ///
     /// The error says which setting to change.
     pub fn check_division(&self, model: &impl Model) -> Result<(), TrainError> {
-        let divides = self.ranks > 1 && self.zero_stage.divides_weights();
+        let divides = self.world().is_some() && self.zero_stage.divides_weights();
         match model.needs_whole_weights().filter(|_| divides) {
             Some(why) => Err(TrainError::Config(format!(
                 "{why}, and --zero-stage 3 leaves each rank a part of them; take --zero-stage 2"
@@ -50,7 +50,7 @@ impl Options {
     /// The error says which setting to change.
     pub fn check_stage(&self) -> Result<(), TrainError> {
         let (stage, kind) = (self.zero_stage, self.optimizer.kind);
-        if self.ranks < 2 || !stage.divides_moments() {
+        if self.world().is_none() || !stage.divides_moments() {
             return Ok(());
         }
         let refused = |why: String| Err(TrainError::Config(why));

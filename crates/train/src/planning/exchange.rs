@@ -15,9 +15,10 @@ use plimsoll_graph::{Graph, GraphError, Op, Phase, StateId, StateKind, divide};
 use super::options::Options;
 use crate::optimizer::{scatter_in_backward, trained};
 
-/// The graph with every gradient summed over `ranks` ranks before the optimizer reads it, and every tally before a record
-/// shows it.
-pub(super) fn sum_over_ranks(graph: Graph, ranks: usize) -> Graph {
+/// The graph with every gradient summed over the ranks of `world` before the optimizer reads it, and every tally before a
+/// record shows it; the same graph for a run alone.
+pub(super) fn sum_over_ranks(graph: Graph, world: Option<usize>) -> Graph {
+    let Some(ranks) = world else { return graph };
     let mut gradients: Vec<StateId> = trained(&graph).into_iter().map(|(_, gradient)| gradient).collect();
     gradients.sort();
     sum_tallies(sum(graph, gradients, ranks), ranks)
@@ -25,8 +26,10 @@ pub(super) fn sum_over_ranks(graph: Graph, ranks: usize) -> Graph {
 
 /// The graph with weights divided over ranks, where the stage does so.
 pub(super) fn divided(graph: Graph, options: &Options) -> Result<Graph, GraphError> {
-    let divides = options.ranks > 1 && options.zero_stage.divides_weights();
-    if divides { divide(graph, options.ranks) } else { Ok(graph) }
+    match options.world().filter(|_| options.zero_stage.divides_weights()) {
+        Some(ranks) => divide(graph, ranks),
+        None => Ok(graph),
+    }
 }
 
 /// The graph of a stage that divides moments, before the optimizer: tallies are summed over ranks, and gradients as well where
@@ -47,9 +50,6 @@ fn sum_tallies(graph: Graph, ranks: usize) -> Graph {
 
 /// The graph with these states summed over `ranks` ranks.
 fn sum(mut graph: Graph, states: Vec<StateId>, ranks: usize) -> Graph {
-    if ranks < 2 {
-        return graph;
-    }
     graph.set_phase(Phase::Update);
     for state in states {
         let own = graph.newest(state);

@@ -370,15 +370,15 @@ fn assembled(
     let (optimizer, storage) = (&options.optimizer, options.storage);
     let backward = |forward: &Graph| stored(fuse(differentiate(forward, loss)?)?);
     let train = if optimizer.kind.is_zeroth_order() {
-        append_probes(stored(forward.clone())?, optimizer, storage, options.ranks)?
+        append_probes(stored(forward.clone())?, optimizer, storage, options.world())?
     } else if options.update == Update::TwoPass && rows == options.global_batch {
         append_two_pass(backward(forward)?, optimizer, storage)?
     } else if options.updates_in_backward(rows) {
         append_in_backward(backward(forward)?, optimizer, storage)?
-    } else if options.ranks > 1 && options.zero_stage.divides_moments() {
-        append_sharded(for_stage(backward(forward)?, options)?, optimizer, storage, options.ranks)?
+    } else if let Some(ranks) = options.world().filter(|_| options.zero_stage.divides_moments()) {
+        append_sharded(for_stage(backward(forward)?, options)?, optimizer, storage, ranks)?
     } else {
-        optimizer::append(sum_over_ranks(backward(forward)?, options.ranks), optimizer, storage)?
+        optimizer::append(sum_over_ranks(backward(forward)?, options.world()), optimizer, storage)?
     };
     let tiled = forward.tile_rows().is_some();
     let forward_only = |graph: Graph| {

@@ -30,8 +30,12 @@ pub struct Options {
     /// Ranks that train together, each on an equal part of the global batch. All that is said of memory and threads is
     /// said of one rank.
     pub ranks: usize,
+    /// Whether one rank is a world of its own: exchanges stay in its graph, so that they can be tried on one device.
+    pub world_of_one: bool,
     /// Ranks of this machine, where each is a process; none where ranks are threads of one.
     pub processes_here: Option<usize>,
+    /// The number of this rank among those of its machine.
+    pub rank_here: usize,
     /// How much of the state is divided over ranks.
     pub zero_stage: ZeroStage,
     /// The links between ranks that are not here. Each is then a device of its own, and the plan is not run.
@@ -79,7 +83,9 @@ impl Default for Options {
             memory: None,
             global_batch: 1,
             ranks: 1,
+            world_of_one: false,
             processes_here: None,
+            rank_here: 0,
             zero_stage: ZeroStage::default(),
             rank_links: None,
             micro_batch: None,
@@ -254,6 +260,11 @@ impl Options {
         }
     }
 
+    /// The number of ranks whose exchanges are part of the run's graph; none for a run alone.
+    pub fn world(&self) -> Option<usize> {
+        (self.ranks > 1 || self.world_of_one).then_some(self.ranks)
+    }
+
     /// Ranks that share the memory and the threads of this machine.
     pub fn ranks_here(&self) -> usize {
         self.processes_here.unwrap_or(self.ranks).max(1)
@@ -281,7 +292,7 @@ impl Options {
     /// Whether micro-batches of `rows` rows are updated inside their backward pass.
     pub(crate) fn updates_in_backward(&self, rows: usize) -> bool {
         let possible = rows == self.global_batch
-            && self.ranks <= 1
+            && self.world().is_none()
             && self.optimizer.max_grad_norm.is_none()
             && !self.optimizer.kind.is_zeroth_order();
         possible && matches!(self.update, Update::Auto | Update::InBackward)
@@ -291,7 +302,7 @@ impl Options {
     pub(crate) fn in_two_passes(&self) -> Option<Options> {
         let two = Options { update: Update::TwoPass, ..self.clone() };
         let helps = self.update == Update::Auto
-            && self.ranks <= 1
+            && self.world().is_none()
             && self.optimizer.max_grad_norm.is_some()
             && !self.optimizer.kind.is_zeroth_order();
         (helps && two.check_update().is_ok()).then_some(two)
@@ -313,7 +324,7 @@ impl Options {
                 "--ranks {ranks} does not divide --global-batch {global}; the next global batch that works is {next}"
             )));
         }
-        if ranks > 1 && matches!(self.update, Update::InBackward | Update::TwoPass) {
+        if self.world().is_some() && matches!(self.update, Update::InBackward | Update::TwoPass) {
             let update = self.update.name();
             return Err(TrainError::Config(format!(
                 "--update {update} has no gradients that ranks could sum; leave it out with --ranks {ranks}"

@@ -48,6 +48,17 @@ impl Run {
         seed: u64,
         communicator: &Arc<dyn Communicator>,
     ) -> Result<Run, TrainError> {
+        device.join(Arc::clone(communicator))?;
+        Run::start_joined(device, planned, seed, communicator)
+    }
+
+    /// As [`start_rank`](Self::start_rank), on a device that has joined the other ranks.
+    pub(crate) fn start_joined(
+        device: Box<dyn Device>,
+        planned: Planned,
+        seed: u64,
+        communicator: &Arc<dyn Communicator>,
+    ) -> Result<Run, TrainError> {
         // Without exchanges each rank would train a model of its own.
         let [planned_for, here] = [planned.choice.program.ranks(), communicator.ranks()];
         if planned_for != here {
@@ -55,7 +66,6 @@ impl Run {
                 format!("the plan is for {planned_for} rank{}, and {here} are here", plural(planned_for));
             return Err(ExecError::Mismatch(why).into());
         }
-        device.join(Arc::clone(communicator))?;
         let mut run = Run::start(device, planned, seed)?;
         run.join(communicator);
         Ok(run)

@@ -340,8 +340,8 @@ settings! {
     }
     Course {
         /// Ranks that train together as threads of this process, each with an equal part of the global batch, an arena of its
-        /// own and the stated --memory; gradients are summed over them [default: 1, or the number of processes that a launcher
-        /// such as mpirun started]
+        /// own and the stated --memory; gradients are summed over them. 1 with a named --zero-stage keeps the exchanges of that
+        /// stage in the graph, to try them [default: 1, or the number of processes that a launcher such as mpirun started]
         ranks: usize, "N";
         /// Stage of ZeRO: 0 (every rank keeps everything), 1 (moments are divided over ranks), 2 (gradients too), 3 (weights too)
         /// or auto, the lowest that fits into --memory [default: auto]

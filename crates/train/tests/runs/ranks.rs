@@ -7,12 +7,13 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use plimsoll_devices::DeviceKind;
 use plimsoll_exec::{Data, thread_ranks};
 use plimsoll_graph::{DType, Graph, GraphError, Init};
 use plimsoll_plan::Role;
 use plimsoll_train::job::{Environment, Session};
 use plimsoll_train::trainer::{EndRecord, Event};
-use plimsoll_train::{Config, Options, RawConfig, Run, TrainError, plan_for};
+use plimsoll_train::{Config, Options, ProcessPlace, RawConfig, Run, TrainError, plan_for};
 use tempfile::TempDir;
 
 use crate::support::{distance, lasting_bits};
@@ -294,7 +295,28 @@ fn ranks_that_cannot_work_are_refused_with_a_way_out() {
         "micro_batch 8 × 2 ranks does not divide global_batch 8; the next global batch that works is 16"
     );
     assert!(of(|raw| raw.update = Some("in-backward".into())).contains("leave it out with"));
-    assert!(of(|raw| raw.device = Some("cuda".into())).contains("are threads of this machine's processor"));
+    let told = of(|raw| raw.device = Some("cuda".into()));
+    assert!(told.starts_with("ranks 2 are threads of this machine's processor"), "{told}");
+    assert!(told.contains("torchrun --no-python --nproc-per-node 2 plimsoll"), "{told}");
+    // A link describes ranks that are not here.
+    let told = of(|raw| (raw.device, raw.rank_link) = (Some("cuda:0".into()), Some("50GB/s".into())));
+    assert!(told.contains("on GPUs each rank is a process"), "{told}");
+}
+
+#[test]
+fn each_process_of_a_machine_takes_a_gpu_of_its_own() {
+    let folder = folder();
+    let of = |device: &str, rank_here: usize| {
+        let raw = RawConfig { device: Some(device.into()), ..settings(folder.path(), 4) };
+        let mut config = Config::check_process(&raw, ProcessPlace { here: 2, rank_here }).unwrap();
+        config.settle_device().unwrap();
+        (config.options.device, config.options.processes_here, config.options.world())
+    };
+    for rank_here in [0, 1] {
+        assert_eq!(of("cuda", rank_here), (DeviceKind::Cuda(rank_here), Some(2), Some(4)));
+    }
+    assert_eq!(of("cuda:1", 0).0, DeviceKind::Cuda(1), "a number that is stated counts");
+    assert_eq!(of("cpu", 1).0, DeviceKind::Cpu);
 }
 
 #[test]

@@ -70,7 +70,7 @@ pub fn message_rank<W: Wire>(
     let thread = thread.spawn(body).map_err(|error| refused(&error))?;
     let place = told.recv().map_err(|error| refused(&error))??;
     let (thread, sent, parted) = (Some(thread), AtomicU64::new(0), AtomicBool::new(false));
-    Ok(Arc::new(MessageRank { place, queue, thread, sent, parted }))
+    Ok(Arc::new(MessageRank { place, limit, queue, thread, sent, parted }))
 }
 
 /// A rank among all.
@@ -85,6 +85,7 @@ struct Place {
 #[derive(Debug)]
 struct MessageRank {
     place: Place,
+    limit: Duration,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
     sent: AtomicU64,
@@ -128,6 +129,14 @@ impl Communicator for MessageRank {
 
     fn arenas_ahead(&self) -> usize {
         self.place.arenas_ahead
+    }
+
+    fn fault(&self) -> Option<String> {
+        self.queue.fault()
+    }
+
+    fn limit(&self) -> Duration {
+        self.limit
     }
 
     fn part(&self) {

@@ -10,8 +10,9 @@ use plimsoll_train::{Config, RawConfig, Run, TrainError};
 use super::{STEPS, Trained, bits, folder, open, refused, settings, train, trains_as_one};
 use crate::support::names;
 
+/// The stage for several ranks; one rank trains alone.
 pub(super) fn stage(stage: &str, raw: RawConfig) -> RawConfig {
-    RawConfig { zero_stage: Some(stage.into()), ..raw }
+    RawConfig { zero_stage: Some(stage.into()).filter(|_| raw.ranks != Some(1)), ..raw }
 }
 
 /// `AdamW` without a limit on the norm, whose sum is the only one that stages take in another order.
@@ -88,6 +89,42 @@ fn stages_agree_to_the_bit_where_the_norm_is_not_limited() {
         }
         let [whole, divided] = [whole, divided].map(|of| kept(of.session.trainer().run()));
         assert_eq!(whole, divided, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn a_world_of_one_runs_the_exchanges_of_every_stage_with_the_bits_of_a_run_alone() {
+    let folder = folder();
+    let raw = || RawConfig { micro_batch: Some(8), ..unlimited(folder.path(), 1) };
+    let exchanges = |trained: &Trained| {
+        let program = &trained.session.summary().planned.choice.program;
+        program.train.graph.nodes().iter().filter(|node| node.op.collective().is_some()).count()
+    };
+    let alone = train(&RawConfig { update: Some("separate".into()), ..raw() });
+    assert_eq!((exchanges(&alone), alone.end.ranks.len()), (0, 0));
+    for name in ["0", "1", "2", "3"] {
+        let world = train(&RawConfig { zero_stage: Some(name.into()), ..raw() });
+        let parameters = alone.session.trainer().run().parameters(false).count();
+        assert!(exchanges(&world) >= parameters, "stage {name}: {} exchanges", exchanges(&world));
+        assert_eq!(bits(&world.losses), bits(&alone.losses), "stage {name}");
+        assert_eq!(self::parameters(&world), self::parameters(&alone), "stage {name}");
+        assert_eq!((world.session.ranks(), world.end.ranks.len()), (1, 1));
+        assert_eq!(world.session.trainer().run().sent_bytes(), 0, "nobody to send to");
+    }
+}
+
+#[test]
+fn a_world_of_one_takes_a_stated_number_of_ranks_and_a_named_stage() {
+    let folder = folder();
+    let of = |ranks: Option<usize>, stage: Option<&str>| {
+        let raw = RawConfig { ranks, zero_stage: stage.map(Into::into), ..unlimited(folder.path(), 1) };
+        let config = Config::check(&raw).unwrap();
+        let effective = config.effective();
+        (config.options.world(), effective.ranks, effective.zero_stage)
+    };
+    assert_eq!(of(Some(1), Some("2")), (Some(1), Some(1), Some("2".into())));
+    for (ranks, stage) in [(None, Some("2")), (Some(1), None), (Some(1), Some("auto"))] {
+        assert_eq!(of(ranks, stage), (None, None, None), "{ranks:?} {stage:?}");
     }
 }
 
