@@ -22,7 +22,8 @@ use crate::lower::RankExchange;
 /// The oldest version that sums bf16 and can be recorded in a graph, as 10,000 · major + 100 · minor.
 const OLDEST: usize = 21_000;
 
-const NCCL: Wanted = Wanted { name: "NCCL", package: "nvidia-nccl-cu13", file: "libnccl.so.2", before: None };
+const NCCL: Wanted =
+    Wanted { name: "NCCL", package: "nvidia-nccl-cu13", file: "libnccl.so.2", before: None, otherwise: "" };
 
 /// Variables that NCCL reads when a world begins, whatever the user has set. All connections are made then: a plan must
 /// know their memory, and rank 0 runs before the others have the plan. No buffer is registered: while a schedule is

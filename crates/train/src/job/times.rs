@@ -153,7 +153,7 @@ pub fn read_costs(file: &Path, here: &str) -> Result<Measured, TrainError> {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_exec::{ExecError, ScheduleId, Timing};
+    use plimsoll_exec::{ExecError, ScheduleId};
     use plimsoll_graph::Graph;
     use plimsoll_plan::{Facts, Runnable, Space};
 
