@@ -10,11 +10,12 @@
 //! A *line* is a row of the left operand or a column of the right one. Transposed operands differ only in their strides
 //! here, so all products share one innermost loop. bf16 numbers are widened here, unless the innermost loop multiplies
 //! them as they are: then `pairs` packs them.
+#![allow(clippy::inline_always, reason = "a few vector moves, which a call would outweigh")]
 #![allow(unsafe_code, reason = "writes panels that threads fill side by side")]
 
 use half::bf16;
 
-use super::element::widen_lines;
+use super::element::Element;
 use super::microkernel::{MOST_COLUMNS, MOST_ROWS};
 
 /// The most lines of a strip.
@@ -109,53 +110,92 @@ pub(super) unsafe fn pack(from: View, lines: usize, width: usize, depth: usize, 
     unsafe {
         match from.data {
             Numbers::F32(data) | Numbers::Rounded(data) => {
-                pack_floats(Floats { data, line_stride, depth_stride }, lines, width, depth, to);
+                pack_stored(Stored { data, line_stride, depth_stride }, lines, width, depth, to);
             }
             Numbers::Bf16(data) => {
-                pack_halves(Halves { data, line_stride, depth_stride }, lines, width, depth, to);
+                pack_stored(Stored { data, line_stride, depth_stride }, lines, width, depth, to);
             }
         }
     }
 }
 
-/// A [`View`] of bf16.
-#[derive(Clone, Copy)]
-struct Halves<'a> {
-    data: &'a [bf16],
-    line_stride: usize,
-    depth_stride: usize,
+/// A stored number that is widened on its way through a register.
+trait Packed: Element {
+    /// Four neighbours.
+    ///
+    /// # Safety
+    ///
+    /// They must be readable.
+    unsafe fn four(from: *const Self) -> [f32; 4];
+
+    /// Writes `count` neighbours.
+    ///
+    /// # Safety
+    ///
+    /// They must be readable, and as many numbers writable elsewhere.
+    unsafe fn copy(from: *const Self, to: *mut f32, count: usize);
 }
 
-/// Widens a run of depth at a time into a buffer on the stack, in the order in which it lies, and packs that.
-unsafe fn pack_halves(from: Halves, lines: usize, width: usize, depth: usize, to: *mut f32) {
-    const RUN: usize = 64;
-    let Halves { data, line_stride, depth_stride } = from;
-    let mut wide = [0.0; MOST_LINES * RUN];
-    for first in (0..depth).step_by(RUN) {
-        let run = RUN.min(depth - first);
-        let widened = if line_stride == 1 {
-            widen_lines(&data[first * depth_stride..], depth_stride, lines, &mut wide[..lines * run]);
-            Floats { data: &wide, line_stride: 1, depth_stride: lines }
-        } else {
-            assert_eq!(depth_stride, 1, "a weight lies along one of its axes");
-            widen_lines(&data[first..], line_stride, run, &mut wide[..lines * run]);
-            Floats { data: &wide, line_stride: run, depth_stride: 1 }
-        };
-        // SAFETY: the buffer holds the run, and the run is a part of what the caller has made room for.
-        unsafe { pack_floats(widened, lines, width, run, to.add(first * width)) };
+impl Packed for f32 {
+    #[inline(always)]
+    unsafe fn four(from: *const f32) -> [f32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<[f32; 4]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(from: *const f32, to: *mut f32, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, count) }
     }
 }
 
-/// A [`View`] of f32.
+impl Packed for bf16 {
+    /// Written with vectors: the compiler takes the four one by one otherwise.
+    #[inline(always)]
+    unsafe fn four(from: *const bf16) -> [f32; 4] {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{__m128i, _mm_cvtsi64_si128, _mm_setzero_si128, _mm_unpacklo_epi16};
+            // SAFETY: the caller's promise; every x86-64 has SSE2, and four words are four floats. A number is the upper half
+            // of its word.
+            unsafe {
+                let halves = _mm_cvtsi64_si128(from.cast::<i64>().read_unaligned());
+                std::mem::transmute::<__m128i, [f32; 4]>(_mm_unpacklo_epi16(_mm_setzero_si128(), halves))
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        // SAFETY: the caller's promise.
+        unsafe {
+            from.cast::<[bf16; 4]>().read_unaligned().map(Element::wide)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(from: *const bf16, to: *mut f32, count: usize) {
+        let whole = count - count % 4;
+        // SAFETY: the caller's promise, for each four and for each of the rest.
+        unsafe {
+            for at in (0..whole).step_by(4) {
+                to.add(at).cast::<[f32; 4]>().write_unaligned(Self::four(from.add(at)));
+            }
+            for at in whole..count {
+                *to.add(at) = (*from.add(at)).wide();
+            }
+        }
+    }
+}
+
+/// A [`View`] of numbers of one type.
 #[derive(Clone, Copy)]
-struct Floats<'a> {
-    data: &'a [f32],
+struct Stored<'a, E> {
+    data: &'a [E],
     line_stride: usize,
     depth_stride: usize,
 }
 
-/// As [`pack`].
-unsafe fn pack_floats(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
+/// As [`pack`]. A bf16 number is widened on its way from one register to the next, so it costs no pass of its own.
+unsafe fn pack_stored<E: Packed>(from: Stored<E>, lines: usize, width: usize, depth: usize, to: *mut f32) {
     let whole = lines - lines % 4;
     // SAFETY: `pack` has bounded every read; its caller has made room for the writes.
     unsafe {
@@ -177,7 +217,13 @@ unsafe fn pack_floats(from: Floats, lines: usize, width: usize, depth: usize, to
 
 /// The numbers of a group already lie side by side, so groups are copied. A copy of a constant length is faster, so
 /// the usual lengths are written out.
-unsafe fn pack_contiguous_lines(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
+unsafe fn pack_contiguous_lines<E: Packed>(
+    from: Stored<E>,
+    lines: usize,
+    width: usize,
+    depth: usize,
+    to: *mut f32,
+) {
     // SAFETY: promised by the caller of `pack`.
     unsafe {
         match lines {
@@ -193,20 +239,19 @@ unsafe fn pack_contiguous_lines(from: Floats, lines: usize, width: usize, depth:
 }
 
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "a constant size becomes a few vector moves")]
-unsafe fn copy_groups(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
+unsafe fn copy_groups<E: Packed>(from: Stored<E>, lines: usize, width: usize, depth: usize, to: *mut f32) {
     let start = from.data.as_ptr();
     for step in 0..depth {
         // SAFETY: `pack` asserted that the last number of the last group lies inside the data and the caller
         // of `pack` made room for all groups.
         unsafe {
-            std::ptr::copy_nonoverlapping(start.add(step * from.depth_stride), to.add(step * width), lines);
+            E::copy(start.add(step * from.depth_stride), to.add(step * width), lines);
         }
     }
 }
 
-unsafe fn pack_one_by_one(
-    from: Floats,
+unsafe fn pack_one_by_one<E: Packed>(
+    from: Stored<E>,
     lines: std::ops::Range<usize>,
     width: usize,
     depth: usize,
@@ -214,7 +259,7 @@ unsafe fn pack_one_by_one(
 ) {
     for line in lines {
         for step in 0..depth {
-            let number = from.data[line * from.line_stride + step * from.depth_stride];
+            let number = from.data[line * from.line_stride + step * from.depth_stride].wide();
             // SAFETY: as above.
             unsafe { *to.add(step * width + line) = number }
         }
@@ -223,7 +268,7 @@ unsafe fn pack_one_by_one(
 
 /// Lines whose numbers lie side by side. A run of depth is finished for all lines before the next begins, so that
 /// written cache lines stay in the first-level cache until they are full.
-unsafe fn pack_by_fours(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
+unsafe fn pack_by_fours<E: Packed>(from: Stored<E>, lines: usize, width: usize, depth: usize, to: *mut f32) {
     const RUN: usize = 64;
     for first in (0..depth).step_by(RUN) {
         for line in (0..lines).step_by(4) {
@@ -238,27 +283,32 @@ unsafe fn pack_by_fours(from: Floats, lines: usize, width: usize, depth: usize, 
 }
 
 /// Four lines whose numbers lie side by side, transposed four by four in registers.
-unsafe fn pack_four(from: *const f32, stride: usize, width: usize, depth: usize, to: *mut f32) {
+unsafe fn pack_four<E: Packed>(from: *const E, stride: usize, width: usize, depth: usize, to: *mut f32) {
     let whole = depth - depth % 4;
     // SAFETY: reads stay below `3·stride + depth`, writes below `width·depth`: both checked by `pack`.
     unsafe {
         for step in (0..whole).step_by(4) {
             let at = from.add(step);
-            let rows = [0, 1, 2, 3].map(|line| at.add(line * stride).cast::<[f32; 4]>().read_unaligned());
+            // Not by `map`, whose closure is a call for some types: the rows then pass through memory.
+            let rows = [
+                E::four(at),
+                E::four(at.add(stride)),
+                E::four(at.add(2 * stride)),
+                E::four(at.add(3 * stride)),
+            ];
             for (i, column) in transposed(rows).into_iter().enumerate() {
                 to.add((step + i) * width).cast::<[f32; 4]>().write_unaligned(column);
             }
         }
         for step in whole..depth {
             for line in 0..4 {
-                *to.add(step * width + line) = *from.add(line * stride + step);
+                *to.add(step * width + line) = (*from.add(line * stride + step)).wide();
             }
         }
     }
 }
 
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "the arrays must stay in registers")]
 pub(super) fn transposed(rows: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
     #[cfg(target_arch = "x86_64")]
     {

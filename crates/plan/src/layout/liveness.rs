@@ -207,9 +207,13 @@ impl<'a> Writer<'a> {
         // The last waits come behind the last exchanges, because the next schedule may take them over.
         let mut last: Vec<&Transfer> = transfers.collect();
         let waits = last.split_off(last.iter().rposition(|next| next.begins).map_or(0, |begin| begin + 1));
-        last.into_iter().for_each(|next| self.transfer(next));
+        for next in last {
+            self.transfer(next);
+        }
         self.await_first(self.exchanges.len());
-        waits.into_iter().for_each(|next| self.transfer(next));
+        for next in waits {
+            self.transfer(next);
+        }
     }
 
     /// Counts an action, and lists it where actions are wanted.
