@@ -48,10 +48,8 @@ impl Run<'_> {
         let held = if item.as_text().is_some() { value.inside() } else { value };
         let at = |len: usize| numbers::whole(item).and_then(|number| place(number, len));
         Ok(match held {
-            Value::Dict(dict) => {
-                super::value::dict::check_key(item)?;
-                dict.get(item).cloned()
-            }
+            // What cannot be a key is no element either.
+            Value::Dict(dict) => dict.get(item).cloned(),
             Value::List(items) | Value::Tuple(items) => at(items.len()).map(|at| items[at].clone()),
             Value::Range(span) => at(span.len).map(|at| Value::Int(span.get(at))),
             other => match other.as_text() {

@@ -268,5 +268,5 @@ fn range(given: Given) -> Answer<Value> {
     let len = if distance > 0 { (distance - 1) / step.saturating_abs() + 1 } else { 0 };
     let len = usize::try_from(len).ok().filter(|len| *len <= MOST_RANGE);
     let len = len.ok_or_else(|| Fault::new(format!("a `range` of more than {MOST_RANGE} numbers")))?;
-    Ok(Value::Range(Span { start, step, len }))
+    Ok(Value::Range(Span { start, stop, step, len }))
 }

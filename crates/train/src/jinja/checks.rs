@@ -7,6 +7,7 @@ use super::filters::is_filter;
 use super::interpreter::Run;
 use super::syntax::Comparison;
 use super::value::Value;
+use super::value::dict::check_key;
 use super::value::numbers;
 
 /// Whether there is a test of this name.
@@ -82,10 +83,13 @@ impl Run<'_> {
             _ => given.none(name)?,
         }
         match name {
-            "odd" => Ok(!divides(value, &Value::Int(2))?),
+            "odd" => Ok(remainder(value, &Value::Int(2))?.equals(&Value::Int(1))),
             "even" => divides(value, &Value::Int(2)),
-            "filter" => Ok(value.as_text().is_some_and(is_filter)),
-            "test" => Ok(value.as_text().is_some_and(is_test)),
+            "filter" | "test" => {
+                check_key(value)?;
+                let exists = if name == "filter" { is_filter } else { is_test };
+                Ok(value.as_text().is_some_and(exists))
+            }
             "lower" => Ok(is_cased(&self.str(value)?, char::is_lowercase, char::is_uppercase)),
             "upper" => Ok(is_cased(&self.str(value)?, char::is_uppercase, char::is_lowercase)),
             _ => is_of_kind(name, value).ok_or_else(|| test_fault(name)),
@@ -99,11 +103,15 @@ fn argument(name: &str, given: Given) -> Answer<Value> {
 }
 
 fn divides(value: &Value, by: &Value) -> Answer<bool> {
+    Ok(!remainder(value, by)?.is_true())
+}
+
+fn remainder(value: &Value, by: &Value) -> Answer<Value> {
     if let Value::Undefined(missing) = value {
         return Err(missing.fault());
     }
     match numbers::calculate(super::syntax::Operator::Remainder, value, by) {
-        Some(rest) => Ok(!rest?.is_true()),
+        Some(rest) => rest,
         None => Err(Fault::new(format!("{} is no number", value.kind()))),
     }
 }

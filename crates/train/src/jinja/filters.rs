@@ -114,6 +114,7 @@ impl Run<'_> {
         }
     }
 
+    /// Python's `len`.
     fn length_of(&mut self, value: &Value) -> Answer<Value> {
         if let Some(text) = value.as_text() {
             self.meter.pass(text.len())?;
@@ -180,13 +181,21 @@ impl Run<'_> {
             "int" => {
                 let [default, base] = given.bind(name, ["default", "base"])?;
                 let base = base.as_ref().and_then(numbers::whole).and_then(|base| u32::try_from(base).ok());
-                let float = |float: f64| (float.is_finite() && float.abs() < 1e38).then_some(float as i128);
-                let number = match (value.as_text(), numbers::whole(value), value) {
-                    (Some(text), ..) => numbers::parse_whole(text, base.unwrap_or(10))
-                        .or_else(|| numbers::parse_float(text).and_then(float)),
-                    (_, Some(number), _) => Some(number),
-                    (_, _, Value::Float(number)) => float(*number),
-                    _ => None,
+                let (number, float) = match (value.as_text(), numbers::whole(value), value) {
+                    (Some(text), ..) => {
+                        (numbers::parse_whole(text, base.unwrap_or(10)), numbers::parse_float(text))
+                    }
+                    (.., Value::Float(float)) if float.is_infinite() => {
+                        return Err(Fault::new("an infinite number has no whole one"));
+                    }
+                    (_, number, Value::Float(float)) => (number, Some(*float)),
+                    (_, number, _) => (number, None),
+                };
+                let number = match (number, float.filter(|float| float.is_finite())) {
+                    (None, Some(float)) if float.abs() >= 2f64.powi(127) => {
+                        return Err(Fault::new("`int` takes no number beyond 128 bits"));
+                    }
+                    (number, float) => number.or(float.map(|float| float as i128)),
                 };
                 Ok(number.map(Value::Int).or(default).unwrap_or(Value::Int(0)))
             }

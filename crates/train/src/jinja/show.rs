@@ -73,9 +73,8 @@ impl Run<'_> {
                 self.write_items(["([", "])"], &items, pen, depth)
             }
             Value::Range(span) => {
-                let stop = span.start + span.step * span.len as i128;
                 let step = if span.step == 1 { String::new() } else { format!(", {}", span.step) };
-                pen.push(&format!("range({}, {stop}{step})", span.start))
+                pen.push(&format!("range({}, {}{step})", span.start, span.stop))
             }
             Value::Stream(stream) => pen.push(&format!("<generator object {}>", stream.name)),
             Value::Namespace(at) => {

@@ -14,6 +14,7 @@ pub(super) fn place(index: i128, len: usize) -> Option<usize> {
 /// The places a slice means, in order.
 struct Places {
     start: i128,
+    stop: i128,
     step: i128,
     count: usize,
 }
@@ -43,7 +44,7 @@ impl Places {
         let stop = bound(&bounds[1])?.map_or(last, inside);
         let distance = if step > 0 { stop - start } else { start - stop };
         let count = if distance > 0 { (distance - 1) / step.saturating_abs() + 1 } else { 0 };
-        Ok(Places { start, step, count: count as usize })
+        Ok(Places { start, stop, step, count: count as usize })
     }
 
     fn iter(&self) -> impl Iterator<Item = usize> {
@@ -65,8 +66,14 @@ impl Run<'_> {
             }
             Value::Range(span) => {
                 let places = Places::of(bounds, span.len)?;
-                let start = span.start + span.step * places.start;
-                Ok(Value::Range(Span { start, step: span.step * places.step, len: places.count }))
+                let at = |place: i128| span.start.saturating_add(span.step.saturating_mul(place));
+                let (start, stop) = (at(places.start), at(places.stop));
+                Ok(Value::Range(Span {
+                    start,
+                    stop,
+                    step: span.step.saturating_mul(places.step),
+                    len: places.count,
+                }))
             }
             other => match other.as_text() {
                 Some(text) => {

@@ -110,7 +110,7 @@ impl Run<'_> {
     fn dictsort(&mut self, value: &Value, given: Given) -> Answer<Value> {
         let [case, by, reverse] = given.bind("dictsort", ["case_sensitive", "by", "reverse"])?;
         let at = match by.as_ref().and_then(Value::as_text) {
-            None | Some("key") => 0,
+            None | Some("key") => 0_usize,
             Some("value") => 1,
             Some(_) => return Err(Fault::new("`dictsort` sorts by key or by value")),
         };
@@ -118,8 +118,9 @@ impl Run<'_> {
             return Err(Fault::new(format!("`dictsort` needs a dictionary, not {}", value.kind())));
         };
         let pairs = self.view(super::super::value::View::Items, dict)?;
-        let paths = Paths(vec![vec![Value::Int(at)]]);
+        let paths = Paths(vec![vec![Value::Int(at as i128)]]);
         let pairs = self.sorted(pairs, &paths, is_set(case), is_set(reverse))?;
+        check_order(&pairs, at)?;
         self.list(pairs)
     }
 
@@ -236,6 +237,7 @@ impl Run<'_> {
         }
         let by_first = Paths(vec![vec![Value::Int(0)]]);
         let keyed = self.sorted(keyed, &by_first, true, false)?;
+        check_order(&keyed, 0)?;
         let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
         for entry in keyed {
             let Value::Tuple(entry) = entry else { continue };
@@ -340,6 +342,14 @@ impl Run<'_> {
         }
         Stream::made("do_select", kept, &self.meter)
     }
+}
+
+/// Refuses neighbours among sorted tuples whose keys have no order. Python's sort compares keys that are equal too.
+fn check_order(sorted: &[Value], key: usize) -> Answer<()> {
+    sorted.windows(2).try_for_each(|pair| match pair {
+        [Value::Tuple(a), Value::Tuple(b)] => a[key].order(&b[key]).map(drop),
+        _ => Ok(()),
+    })
 }
 
 /// Attributes by which values are reached in an item. Each is a list of its parts: `a.b.0` is `a`, `b` and `0`.

@@ -180,20 +180,22 @@ impl Run<'_> {
         };
         let (length, leeway) = (number(length, 255), number(leeway, 5));
         let end = end.unwrap_or_else(|| Value::text("..."));
-        let (Some(text), Some(ending)) = (value.as_text(), end.as_text()) else {
-            return Err(Fault::new(format!(
-                "`truncate` needs texts, not {} and {}",
-                value.kind(),
-                end.kind()
-            )));
-        };
-        self.meter.pass(text.len())?;
+        let needs_texts =
+            || Fault::new(format!("`truncate` needs texts, not {} and {}", value.kind(), end.kind()));
+        let ending = end.as_text().ok_or_else(needs_texts)?;
         let Some(kept) = length.checked_sub(ending.chars().count()) else {
             return Err(Fault::new("the length of `truncate` has no room for its end"));
         };
-        if text.chars().count() <= length + leeway {
+        self.meter.pass(value.as_text().map_or(0, str::len))?;
+        let found = match value.as_text() {
+            Some(text) => text.chars().count() as i128,
+            // Whatever has a length is left alone where it is short enough.
+            None => numbers::whole(&self.length_of(value)?).unwrap_or(0),
+        };
+        if found <= length.saturating_add(leeway) as i128 {
             return Ok(value.clone());
         }
+        let text = value.as_text().ok_or_else(needs_texts)?;
         let cut: String = text.chars().take(kept).collect();
         let cut = match cut.rfind(' ') {
             Some(at) if !kill.is_some_and(|kill| kill.is_true()) => &cut[..at],
@@ -206,7 +208,7 @@ impl Run<'_> {
     fn url_encode(&mut self, value: &Value) -> Answer<Value> {
         let mut pen = Pen::new(&self.meter);
         match value {
-            Value::Dict(_) | Value::List(_) | Value::Tuple(_) | Value::View(..) => {
+            Value::Dict(_) | Value::List(_) | Value::Tuple(_) | Value::View(..) | Value::Range(_) => {
                 let pairs = match value {
                     Value::Dict(dict) => self.view(super::super::value::View::Items, dict)?,
                     other => self.items(other)?,
@@ -238,9 +240,11 @@ impl Run<'_> {
             if matches!(value, Value::None | Value::Undefined(_)) {
                 continue;
             }
-            let name = self.str(key)?;
+            let Some(name) = key.as_text() else {
+                return Err(Fault::new(format!("an attribute has a text as its name, not {}", key.kind())));
+            };
             if name.contains(|c: char| is_space(c) || "/>=".contains(c)) {
-                return Err(Fault::new(format!("`{}` cannot be an attribute", &*name)));
+                return Err(Fault::new(format!("`{name}` cannot be an attribute")));
             }
             let (key, value) = (self.safe(key)?, self.safe(value)?);
             for part in [separator, &*key, "=\"", &*value, "\""] {

@@ -1,7 +1,9 @@
 //! Methods of Python's texts. Places and lengths count characters.
 
 use super::super::calls::Given;
-use super::super::characters::{has_case, is_cased, is_printable, is_space, titled};
+use super::super::characters::{
+    decimal, folded, has_case, is_cased, is_digit, is_printable, is_space, titled,
+};
 use super::super::fault::{Answer, Fault};
 use super::super::interpreter::Run;
 use super::super::meter::Pen;
@@ -151,10 +153,10 @@ impl Run<'_> {
 
     fn affix(&mut self, text: &str, name: &str, given: Given) -> Answer<Value> {
         let [affixes, start, end] = given.bind(name, ["prefix", "start", "end"])?;
-        let part = between(text, start.as_ref(), end.as_ref())?;
+        let part = between(text, start.as_ref(), end.as_ref())?.map(|(_, part)| part);
         let matches = |affix: &Value| match affix.as_text() {
-            Some(affix) if name == "startswith" => Ok(part.starts_with(affix)),
-            Some(affix) => Ok(part.ends_with(affix)),
+            Some(affix) if name == "startswith" => Ok(part.is_some_and(|part| part.starts_with(affix))),
+            Some(affix) => Ok(part.is_some_and(|part| part.ends_with(affix))),
             None => Err(Fault::new(format!("`{name}` needs a text, not {}", affix.kind()))),
         };
         match affixes {
@@ -265,19 +267,19 @@ fn optional<'v>(value: Option<&'v Value>, name: &str) -> Answer<Option<&'v str>>
     }
 }
 
-/// The part of a text between two places.
-fn between<'t>(text: &'t str, start: Option<&Value>, end: Option<&Value>) -> Answer<&'t str> {
+/// The place where a part of a text begins, and the part; nothing where it would begin behind its end.
+fn between<'t>(text: &'t str, start: Option<&Value>, end: Option<&Value>) -> Answer<Option<(i128, &'t str)>> {
     let len = text.chars().count() as i128;
     let place = |value: Option<&Value>, usual: i128| match value {
         None | Some(Value::None) => Ok(usual),
         Some(value) => match numbers::whole(value) {
-            Some(number) => Ok(if number < 0 { (number + len).max(0) } else { number.min(len) }),
+            Some(number) => Ok(if number < 0 { number.saturating_add(len).max(0) } else { number }),
             None => Err(Fault::new(format!("a place in a text is a whole number, not {}", value.kind()))),
         },
     };
-    let (start, end) = (place(start, 0)?, place(end, len)?);
+    let (start, end) = (place(start, 0)?, place(end, len)?.min(len));
     let byte = |at: i128| text.char_indices().nth(at as usize).map_or(text.len(), |(byte, _)| byte);
-    Ok(if start < end { &text[byte(start)..byte(end)] } else { "" })
+    Ok((start <= end).then(|| (start, &text[byte(start)..byte(end)])))
 }
 
 fn find(text: &str, name: &str, given: Given) -> Answer<Value> {
@@ -285,12 +287,14 @@ fn find(text: &str, name: &str, given: Given) -> Answer<Value> {
     let part = needed(part.as_ref(), name)?;
     let inside = between(text, start.as_ref(), end.as_ref())?;
     if name == "count" {
-        return Ok(Value::Int(inside.matches(part).count() as i128));
+        return Ok(Value::Int(inside.map_or(0, |(_, inside)| inside.matches(part).count() as i128)));
     }
-    let found = if name.starts_with('r') { inside.rfind(part) } else { inside.find(part) };
-    let before = inside.as_ptr() as usize - text.as_ptr() as usize;
+    let found = inside.and_then(|(from, inside)| {
+        let at = if name.starts_with('r') { inside.rfind(part) } else { inside.find(part) };
+        at.map(|at| from + inside[..at].chars().count() as i128)
+    });
     match found {
-        Some(at) => Ok(Value::Int(text[..before + at].chars().count() as i128)),
+        Some(at) => Ok(Value::Int(at)),
         None if name.ends_with("index") => Err(Fault::new("the text does not hold this part")),
         None => Ok(Value::Int(-1)),
     }
@@ -367,8 +371,8 @@ fn property(text: &str, name: &str) -> Option<bool> {
         "isalnum" => all(char::is_alphanumeric),
         "isalpha" => all(char::is_alphabetic),
         "isascii" => text.is_ascii(),
-        "isdecimal" => all(|c| c.is_ascii_digit() || !c.is_ascii() && c.is_numeric() && !is_fraction(c)),
-        "isdigit" => all(|c| c.is_ascii_digit() || !c.is_ascii() && c.is_numeric()),
+        "isdecimal" => all(|c| decimal(c).is_some()),
+        "isdigit" => all(is_digit),
         "isnumeric" => all(char::is_numeric),
         "isspace" => all(is_space),
         "isprintable" => text.chars().all(is_printable),
@@ -383,17 +387,12 @@ fn property(text: &str, name: &str) -> Option<bool> {
     })
 }
 
-/// Superscripts, subscripts and fractions, which are numeric characters and no digits.
-fn is_fraction(character: char) -> bool {
-    matches!(character, '\u{b2}' | '\u{b3}' | '\u{b9}' | '\u{bc}'..='\u{be}' | '\u{2070}'..='\u{218f}')
-}
-
 /// The result of a method that changes upper and lower case; none for a method of another name.
 fn recased(text: &str, name: &str) -> Option<String> {
     Some(match name {
         "upper" => text.to_uppercase(),
         "lower" => text.to_lowercase(),
-        "casefold" => text.to_lowercase().replace('ß', "ss"),
+        "casefold" => text.chars().map(folded).collect(),
         "swapcase" => {
             let swap = |c: char| -> String {
                 match (c.is_uppercase(), c.is_lowercase()) {

@@ -97,9 +97,11 @@ pub(crate) enum View {
 }
 
 /// Python's `range`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(in crate::jinja) start: i128,
+    /// As it was given, which may lie beyond the next step.
+    pub(in crate::jinja) stop: i128,
     pub(in crate::jinja) step: i128,
     pub(in crate::jinja) len: usize,
 }
@@ -228,6 +230,12 @@ impl Span {
 
     pub(in crate::jinja) fn iter(self) -> impl Iterator<Item = Value> {
         (0..self.len).map(move |at| Value::Int(self.get(at)))
+    }
+
+    /// Whether the numbers are the same.
+    fn equals(self, other: Span) -> bool {
+        let same = |at: usize| self.get(at) == other.get(at);
+        self.len == other.len && (self.len == 0 || same(0) && same(self.len - 1))
     }
 
     fn contains(&self, value: &Value) -> bool {
@@ -426,7 +434,7 @@ impl Value {
             (Value::View(View::Keys, a), Value::View(View::Keys, b)) => {
                 a.len() == b.len() && a.iter().all(|(key, _)| b.get(key).is_some())
             }
-            (Value::Range(a), Value::Range(b)) => a.len == b.len && (a.len == 0 || a == b),
+            (Value::Range(a), Value::Range(b)) => a.equals(*b),
             _ => self.is_same(other),
         }
     }
@@ -460,7 +468,10 @@ impl Value {
     pub(in crate::jinja) fn contains(&self, item: &Value) -> Answer<bool> {
         match self.inside() {
             Value::Undefined(_) => Ok(false),
-            Value::Dict(dict) | Value::View(View::Keys, dict) => Ok(dict.get(item).is_some()),
+            Value::Dict(dict) | Value::View(View::Keys, dict) => {
+                dict::check_key(item)?;
+                Ok(dict.get(item).is_some())
+            }
             Value::View(View::Values, dict) => Ok(dict.iter().any(|(_, value)| value.equals(item))),
             Value::View(View::Items, dict) => Ok(match item {
                 Value::Tuple(pair) if pair.len() == 2 => {

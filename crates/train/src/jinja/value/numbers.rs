@@ -1,8 +1,9 @@
 //! Python's numbers: whole ones up to 128 bits, floats printed in the shortest form, and their common operations.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 
-use super::super::characters::is_space;
+use super::super::characters::{decimal, is_space};
 use super::super::fault::{Answer, Fault};
 use super::super::syntax::Operator;
 use super::Value;
@@ -146,12 +147,19 @@ pub(in crate::jinja) fn rounded(number: f64, digits: i128) -> f64 {
     if scale.is_infinite() { 0.0 * number } else { (number / scale).round_ties_even() * scale }
 }
 
+/// A text without the space around it, its decimal digits as those of ASCII.
+fn plain(text: &str) -> Cow<'_, str> {
+    let text = text.trim_matches(is_space);
+    let digit = |c: char| decimal(c).and_then(|digit| char::from_digit(digit, 10)).unwrap_or(c);
+    if text.is_ascii() { Cow::Borrowed(text) } else { Cow::Owned(text.chars().map(digit).collect()) }
+}
+
 /// A number as Python's `int` reads it from a text.
 pub(in crate::jinja) fn parse_whole(text: &str, base: u32) -> Option<i128> {
-    let text = text.trim_matches(is_space);
+    let text = plain(text);
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
+        None => (false, text.strip_prefix('+').unwrap_or(&text)),
     };
     let lower = digits.to_ascii_lowercase();
     let prefixed = |prefix, of| (base == of || base == 0).then(|| lower.strip_prefix(prefix)).flatten();
@@ -174,9 +182,11 @@ pub(in crate::jinja) fn parse_whole(text: &str, base: u32) -> Option<i128> {
 
 /// A number as Python's `float` reads it from a text.
 pub(in crate::jinja) fn parse_float(text: &str) -> Option<f64> {
-    let text = text.trim_matches(is_space);
-    if text.starts_with('_') || text.ends_with('_') {
-        return None;
-    }
-    text.replace('_', "").parse().ok()
+    let text = plain(text);
+    // An underscore stands between two digits.
+    let parts: Vec<&str> = text.split('_').collect();
+    let joins = |pair: &[&str]| {
+        pair[0].ends_with(|c: char| c.is_ascii_digit()) && pair[1].starts_with(|c: char| c.is_ascii_digit())
+    };
+    if parts.windows(2).all(joins) { parts.concat().parse().ok() } else { None }
 }
