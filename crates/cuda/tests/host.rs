@@ -72,7 +72,9 @@ fn exchanges(ranks: usize) -> Graph {
     let gathered = g.apply(Op::Collective(Collective::AllGather { ranks, whole }), &[scattered]); // (N, C)
     let summed = g.apply(Op::Collective(Collective::AllReduce { ranks }), &[beside]); // (N, C)
     let all = [("own", own), ("scattered", scattered), ("gathered", gathered), ("summed", summed)];
-    all.into_iter().for_each(|(name, value)| g.output(name, value));
+    for (name, value) in all {
+        g.output(name, value);
+    }
     g.finish().unwrap()
 }
 

@@ -22,6 +22,10 @@ const MESSAGES_BYTES: u64 = 32 << 20;
 
 /// The request for a run. The planner chooses everything left open, to be fastest inside the budget.
 #[derive(Clone, Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "answers to questions that have nothing to do with each other"
+)]
 pub struct Options {
     /// Bytes of the whole process; the free memory less a margin when not stated.
     pub memory: Option<u64>,

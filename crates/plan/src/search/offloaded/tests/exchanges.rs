@@ -7,7 +7,7 @@ use super::*;
 use crate::layout::live_in_runs;
 use crate::schedule::Action;
 
-/// What is divided, in the numbering of ZeRO.
+/// What is divided, in the numbering of `ZeRO`.
 const STAGES: [usize; 3] = [0, 1, 3];
 
 /// Rate of the link between ranks, in bytes a second.
