@@ -191,7 +191,7 @@ fn libraries_of_a_wrong_version_are_refused_in_one_sentence_with_a_way_out() {
         "cudnnBackendFinalize",
         "cudnnBackendExecute",
     ];
-    let old: String = old.iter().map(|name| format!("int {name}(void) {{ return 0; }}\n")).collect();
+    let old = old.map(|name| format!("int {name}(void) {{ return 0; }}\n")).concat();
     let old = old + "unsigned long cudnnGetVersion(void) { return 91002; }";
     let [good, newer] = [0, 1].map(products);
     for (libraries, expected) in [

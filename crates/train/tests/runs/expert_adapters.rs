@@ -341,7 +341,7 @@ fn targets_that_experts_cannot_have_are_refused_with_a_way_out() {
     assert!(fault(saved, "tiny-moe").contains("is a weight of experts, which cannot be saved as a whole"));
 }
 
-/// PEFT translates names of experts for LoRA alone: for other kinds an expert is no module.
+/// PEFT translates names of experts for `LoRA` alone: for other kinds an expert is no module.
 #[test]
 fn kinds_that_experts_have_no_adapters_of_take_the_modules_that_serve_every_token() {
     for (preset, of_network) in
