@@ -211,12 +211,13 @@ fn an_exchange_that_is_awaited_too_late_or_never_or_begins_too_early_is_found() 
             late += usize::from(planned.check_steps(&planned.schedule, &moved).is_err());
         }
         for &begin in &begins {
-            let writer = (0..begin).rev().find(|&action| !steps[action].is_empty());
-            let Some(writer) = writer.filter(|&writer| depends(&planned.schedule, writer, begin)) else {
-                continue;
-            };
+            let writes =
+                |&action: &usize| !steps[action].is_empty() && depends(&planned.schedule, action, begin);
+            let Some(writer) = (0..begin).rev().find(writes) else { continue };
             planned.refuses_steps(&steps, &format!("{begin} before {writer}"), |steps| {
-                steps.swap(writer, begin);
+                let mut moved = std::mem::take(&mut steps[begin]);
+                moved.append(&mut steps[writer]);
+                steps[writer] = moved;
             });
             early += 1;
         }

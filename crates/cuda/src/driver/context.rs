@@ -6,7 +6,7 @@ use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
 use super::nvml::{self, ManagedCard};
-use super::{Libraries, nccl, ok, version_text};
+use super::{Libraries, ok, version_text};
 use crate::counting::Reading;
 
 /// Compute capability from which the matrix units know bf16.
@@ -159,9 +159,14 @@ impl Drop for Context {
     }
 }
 
+/// Variables that NCCL reads when a world begins, whatever the user has set. All connections are made then: a plan must
+/// know their memory, and rank 0 runs before the others have the plan. No buffer is registered: while a schedule is
+/// recorded, other memory stands for the arena.
+const NCCL_ENVIRONMENT: [(&str, &str); 2] = [("NCCL_RUNTIME_CONNECT", "0"), ("NCCL_GRAPH_REGISTER", "0")];
+
 /// Has libraries load a kernel when it is first used, and NCCL take its memory when ranks join.
 fn set_environment() {
-    for (name, value) in [("CUDA_MODULE_LOADING", "LAZY")].into_iter().chain(nccl::ENVIRONMENT) {
+    for (name, value) in [("CUDA_MODULE_LOADING", "LAZY")].into_iter().chain(NCCL_ENVIRONMENT) {
         // SAFETY: the device is opened before any thread that reads the environment is started.
         unsafe { std::env::set_var(name, value) };
     }

@@ -98,12 +98,14 @@ mod tests {
         "cuDeviceGetAttribute",
         "cuDeviceGetCount",
         "cuDeviceGetName",
+        "cuDeviceGetUuid_v2",
         "cuDevicePrimaryCtxRelease_v2",
         "cuDevicePrimaryCtxRetain",
         "cuDeviceTotalMem_v2",
         "cuDriverGetVersion",
         "cuEventCreate",
         "cuEventDestroy_v2",
+        "cuEventQuery",
         "cuEventRecord",
         "cuEventSynchronize",
         "cuFuncSetAttribute",
@@ -140,6 +142,7 @@ mod tests {
         "cuStreamDestroy_v2",
         "cuStreamEndCapture",
         "cuStreamSynchronize",
+        "cuStreamWaitEvent",
     ];
 
     #[test]

@@ -25,12 +25,6 @@ const OLDEST: usize = 21_000;
 const NCCL: Wanted =
     Wanted { name: "NCCL", package: "nvidia-nccl-cu13", file: "libnccl.so.2", before: None, otherwise: "" };
 
-/// Variables that NCCL reads when a world begins, whatever the user has set. All connections are made then: a plan must
-/// know their memory, and rank 0 runs before the others have the plan. No buffer is registered: while a schedule is
-/// recorded, other memory stands for the arena.
-pub(super) const ENVIRONMENT: [(&str, &str); 2] =
-    [("NCCL_RUNTIME_CONNECT", "0"), ("NCCL_GRAPH_REGISTER", "0")];
-
 type Raw = *mut c_void;
 type Status = c_int;
 

@@ -15,7 +15,6 @@ use std::collections::{BTreeSet, VecDeque};
 
 use plimsoll_graph::{Graph, NodeId, Op, StateId, StateKind, Value};
 
-use super::exchanges::is_exchange;
 use super::slot::Slot;
 use crate::device::{Direction, Facts, Scratch, aligned};
 use crate::program::Purpose;
@@ -466,4 +465,9 @@ fn dying_input(
     let mut candidates = op.may_overwrite(output).iter().filter_map(|&input| inputs.get(input).copied());
     let once = |place: Operand| inputs.iter().filter(|&&other| other == place).count() == 1;
     candidates.find(|&place| dies(buffer(place)) && once(place)).map(buffer)
+}
+
+/// Whether a node is an exchange between ranks, which is run and then awaited.
+pub(super) fn is_exchange(graph: &Graph, node: NodeId) -> bool {
+    graph.node(node).op.collective().is_some()
 }

@@ -2,8 +2,8 @@
 
 use plimsoll_model::{Architecture, BalanceGroup, Mixture, RouterLosses};
 
+use super::Config;
 use super::bounds::{mistake, shortest};
-use super::{Config, Origin};
 use crate::error::TrainError;
 use crate::pretrained::choice_of_experts;
 use crate::settings::RawConfig;
@@ -35,12 +35,10 @@ impl Config {
 
     /// Whether adapters are trained over another choice of experts than that of the model's folder.
     fn adapts_another_choice(&self) -> bool {
-        match &self.origin {
-            Origin::Pretrained(base) if self.model.lora.is_some() => {
-                choice_of_experts(&base.configuration) != choice_of_experts(&self.configuration)
-            }
-            _ => false,
-        }
+        let base = self.origin.pretrained().filter(|_| self.model.lora.is_some());
+        base.is_some_and(|base| {
+            choice_of_experts(&base.configuration) != choice_of_experts(&self.configuration)
+        })
     }
 }
 

@@ -30,6 +30,16 @@ pub enum Origin {
     Pretrained(Box<Pretrained>),
 }
 
+impl Origin {
+    /// The model whose weights were trained before, if there is one.
+    pub(super) fn pretrained(&self) -> Option<&Pretrained> {
+        match self {
+            Origin::Pretrained(base) => Some(base),
+            Origin::Scratch => None,
+        }
+    }
+}
+
 /// A language model at a sequence length.
 #[derive(Clone, Debug)]
 pub struct LanguageModel {

@@ -276,7 +276,7 @@ pub(super) fn check_ranks(options: &Options, target: &Target) -> Result<(), Trai
     if *target != Target::Cpu && !elsewhere && !has_gpu_each {
         return Err(mistake(format!(
             "--ranks {ranks} are threads of this machine's processor; on GPUs each rank is a process: leave --ranks out, and \
-             start them with `torchrun --no-python --nproc-per-node {ranks} plimsoll …`"
+             start {ranks} processes with torchrun, mpirun or Slurm"
         )));
     }
     options.check_ranks()

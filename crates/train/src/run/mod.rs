@@ -62,8 +62,7 @@ pub struct Run {
     added: Vec<AddedSum>,
     /// Losses of the micro-batches of the step that was begun last.
     losses: Vec<f32>,
-    /// Whether a loss that is not finite always gives a gradient that is not finite, so that the update needs no
-    /// separate check.
+    /// Whether a loss that is not finite always gives such a gradient: the update then needs no check of its own.
     losses_guard_themselves: bool,
     /// The other ranks of the run, if there are any.
     others: Option<Peers>,

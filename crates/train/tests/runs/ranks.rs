@@ -297,7 +297,7 @@ fn ranks_that_cannot_work_are_refused_with_a_way_out() {
     assert!(of(|raw| raw.update = Some("in-backward".into())).contains("leave it out with"));
     let told = of(|raw| raw.device = Some("cuda".into()));
     assert!(told.starts_with("ranks 2 are threads of this machine's processor"), "{told}");
-    assert!(told.contains("torchrun --no-python --nproc-per-node 2 plimsoll"), "{told}");
+    assert!(told.contains("start 2 processes with torchrun"), "{told}");
     // A link describes ranks that are not here.
     let told = of(|raw| (raw.device, raw.rank_link) = (Some("cuda:0".into()), Some("50GB/s".into())));
     assert!(told.contains("on GPUs each rank is a process"), "{told}");

@@ -83,7 +83,7 @@ fn expressions_that_fit_nothing_and_adapters_beside_them_are_refused() {
     let architecture = Preset::from_name("tiny-moe").unwrap().model;
     let model = LanguageModel { architecture, ..model };
     let why = program(&model, &*device, &only(&[r"experts\.3\.up"]), 2).unwrap_err().to_string();
-    let told = r"train_only: `experts\.3\.up` is found in `model.layers.0.mlp.experts.3.up_proj.weight` alone, a part of \
-                 `model.layers.0.mlp.experts.up_proj`, which is trained as a whole";
+    let told = "train_only: `experts\\.3\\.up` is found in `model.layers.0.mlp.experts.3.up_proj.weight` alone, a part of \
+                `model.layers.0.mlp.experts.up_proj`, which is trained as a whole";
     assert_eq!(why, told);
 }

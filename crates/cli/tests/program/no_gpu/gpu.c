@@ -29,6 +29,7 @@ int cuStreamSynchronize(void* stream) { return status(); }
 int cuStreamDestroy_v2(void* stream) { return status(); }
 int cuEventCreate(void** event, unsigned flags) { *event = (void*)1; return 0; }
 int cuEventRecord(void* event, void* stream) { return status(); }
+int cuEventQuery(void* event) { return status(); }
 int cuEventSynchronize(void* event) { return status(); }
 int cuEventDestroy_v2(void* event) { return status(); }
 // The name that drivers before CUDA 12.8 have.
