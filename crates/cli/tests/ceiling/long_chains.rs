@@ -72,6 +72,17 @@ fn a_chain_of_1000_layers_beside_a_disk_is_planned_or_refused_inside_its_budget(
     beside_a_disk(1000);
 }
 
+/// The plan passes to a process that starts anew, in a file. Planning, writing it and reading it are all inside the budget.
+#[test]
+fn training_of_a_long_chain_beside_a_disk_begins_and_ends_inside_its_budget() {
+    let home = with_layers(120);
+    let shape = "--config long.json --seq-len 32 --global-batch 8 --threads 2 --offload disk --memory 139MiB";
+    let train = format!("train {shape} --max-steps 1 --synthetic --report-to none --output-dir out");
+    let Ended { code, said, peak, .. } = run(&home, &train);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(peak <= 139 << 20, "training reached {} MiB of 139: {said}", peak >> 20);
+}
+
 #[test]
 fn a_budget_too_small_to_search_in_is_refused_with_one_in_which_a_search_can_be_made() {
     let home = with_layers(1000);

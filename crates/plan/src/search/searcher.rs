@@ -88,7 +88,9 @@ impl<B: Build> Searcher<B> {
     pub(super) fn once_seconds(&mut self, request: &Request, micro_batch: usize) -> Result<f64, SearchError> {
         let known = (micro_batch, request.global_batch);
         if !self.once_seconds.contains_key(&known) {
-            self.look(request, (micro_batch, false), |_| Ok(()))?;
+            // The tables that are made here may stay, and must answer for every budget.
+            let any = Request { budget: ArenaBytes::MAX, ..*request };
+            self.look(&any, (micro_batch, false), |_| Ok(()))?;
         }
         Ok(self.once_seconds.get(&known).copied().unwrap_or(f64::INFINITY))
     }
