@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use plimsoll_graph::{Graph, NodeId};
 
-use super::liveness::{Begun, Writer};
+use super::liveness::{Begun, Writer, is_exchange};
 use super::slot::live_bytes;
 use crate::device::{Facts, Scratch};
 use crate::schedule::sequence::{Execution, Operand, Sequence};
@@ -100,11 +100,6 @@ pub(crate) fn order_seconds(graph: &Graph, facts: &Facts, scratch: Scratch, sequ
         clock += seconds(run);
     }
     wire.awaited(runs, clock)
-}
-
-/// Whether a node is an exchange between ranks, which is run and then awaited.
-pub(super) fn is_exchange(graph: &Graph, node: NodeId) -> bool {
-    graph.node(node).op.collective().is_some()
 }
 
 impl Writer<'_> {

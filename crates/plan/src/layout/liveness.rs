@@ -15,7 +15,6 @@ use std::collections::{BTreeSet, VecDeque};
 
 use plimsoll_graph::{Graph, NodeId, Op, StateId, StateKind, Value};
 
-use super::exchanges::is_exchange;
 use super::slot::Slot;
 use crate::device::{Direction, Facts, Scratch, aligned};
 use crate::program::Purpose;
@@ -85,6 +84,11 @@ impl Lifetimes {
 /// replace. Actions are only counted, since a search asks for the slots of many sequences.
 pub(crate) fn slots_of(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Vec<Slot> {
     Writer::written(graph, facts, scratch, sequence).slots().0
+}
+
+/// Whether a node is an exchange between ranks, which is run and then awaited.
+pub(super) fn is_exchange(graph: &Graph, node: NodeId) -> bool {
+    graph.node(node).op.collective().is_some()
 }
 
 /// An exchange between ranks that was begun and not awaited.
