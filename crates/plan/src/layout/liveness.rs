@@ -86,6 +86,11 @@ pub(crate) fn slots_of(graph: &Graph, facts: &Facts, scratch: Scratch, sequence:
     Writer::written(graph, facts, scratch, sequence).slots().0
 }
 
+/// Whether a node is an exchange between ranks, which is run and then awaited.
+pub(super) fn is_exchange(graph: &Graph, node: NodeId) -> bool {
+    graph.node(node).op.collective().is_some()
+}
+
 /// An exchange between ranks that was begun and not awaited.
 pub(super) struct Begun {
     pub(super) node: NodeId,

@@ -171,7 +171,7 @@ impl Run {
         next: Option<Role>,
     ) -> Result<(), TrainError> {
         let OwnInputs { clip, lr, scale, step, rng, probe, probe_size } = own;
-        let rounding = [rng[0], rng[1], rng[2], self.rank() as i32];
+        let rounding = self.rounding(*rng);
         let given = |name: &str| inputs.iter().any(|(known, _)| *known == name);
         let present = self.engine.input(role, PRESENT).filter(|_| !given(PRESENT));
         self.all_present.resize(present.map_or(self.all_present.len(), |ty| ty.shape.elements()), 1);
@@ -467,12 +467,6 @@ impl Run {
     /// The engine, for callers that write its state or time its actions.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
-    }
-
-    /// Seed, step and first row in the global batch of a micro-batch with `before` others of this rank's step before it.
-    pub(crate) fn rng(&self, before: usize) -> [i32; 4] {
-        let row = (before * self.ranks() + self.rank()) * self.micro_batch;
-        self.drawn(row as i32)
     }
 }
 

@@ -96,6 +96,17 @@ impl Run {
         self.others.as_ref().map_or(1, |others| others.communicator.ranks())
     }
 
+    /// Seed, step and first row in the global batch of a micro-batch with `before` others of this rank's step before it.
+    pub(crate) fn rng(&self, before: usize) -> [i32; 4] {
+        let row = (before * self.ranks() + self.rank()) * self.micro_batch;
+        self.drawn(row as i32)
+    }
+
+    /// Seed, step and the number of this rank's shards, by whose place in the whole they are rounded at random.
+    pub(super) fn rounding(&self, [low, high, step, _]: [i32; 4]) -> [i32; 4] {
+        [low, high, step, self.rank() as i32]
+    }
+
     /// How this rank reaches the others, if there are any.
     pub(crate) fn communicator(&self) -> Option<&dyn Communicator> {
         self.others.as_ref().map(|others| &*others.communicator)
