@@ -471,8 +471,3 @@ fn dying_input(
     let once = |place: Operand| inputs.iter().filter(|&&other| other == place).count() == 1;
     candidates.find(|&place| dies(buffer(place)) && once(place)).map(buffer)
 }
-
-/// Whether a node is an exchange between ranks, which is run and then awaited.
-pub(super) fn is_exchange(graph: &Graph, node: NodeId) -> bool {
-    graph.node(node).op.collective().is_some()
-}
