@@ -174,7 +174,7 @@ budget() {
               exit !(NR == 1 && most <= gib * 2 ^ 30 && planned > 0 && planned == used) }'
 }
 
-# fresh: a folder for caches that holds the compiled kernels and no times that earlier runs have learned.
+# fresh: a folder for caches that holds the compiled kernels and no times.
 fresh() {
     local home
     home=$(mktemp -d "$cache/XXXXXX")
@@ -201,15 +201,6 @@ foretold() {
 
 # predicted GIB TOLERANCE ARGUMENTS…: the same from the committed times.
 predicted() { foretold "$(fresh)" "$@"; }
-
-# learned GIB TOLERANCE ARGUMENTS…: the same after a run that has added the times of its own ops.
-learned() {
-    local home gib=$1 tolerance=$2
-    shift 2
-    home=$(fresh)
-    XDG_CACHE_HOME=$home train learning --memory "${gib}GiB" --max-steps 8 --device cuda "$@" || return 1
-    foretold "$home" "$gib" "$tolerance" "$@" && grep -q ' and from 1 run$' "$home/out"
-}
 
 # speed GIB TOKENS ARGUMENTS…: the fastest step in a budget, and at least that many tokens a second.
 speed() {
@@ -361,11 +352,6 @@ if [ "$quick" = 0 ]; then
     # A shape that had no part in the committed times.
     stage prediction-other 60 predicted 12 0.15 --global-batch 16 --model qwen3-0.6b --seq-len 2048 "${half[@]}"
     tail -n 1 "$logs/prediction-other.log"
-    stage learned-other 60 learned 12 0.10 --global-batch 16 --model qwen3-0.6b --seq-len 2048 "${half[@]}"
-    tail -n 1 "$logs/learned-other.log"
-    # Ops of a few microseconds, which the host can hardly queue as fast as the card runs them.
-    stage learned-small 60 learned 2 0.15 --global-batch 8 --model s --seq-len 256
-    tail -n 1 "$logs/learned-small.log"
     # Figures of an H200; another card is slower, and its lines say by how much.
     stage speed-22 60 speed 22 55000 "${large[@]}"
     tail -n 1 "$logs/speed-22.log"

@@ -189,9 +189,9 @@ fn exchanges_run_beside_steps_that_touch_none_of_their_bytes() {
 }
 
 #[test]
-fn an_exchange_that_is_awaited_too_late_or_never_or_begins_too_early_is_found() {
+fn an_exchange_that_is_awaited_too_late_or_never_is_found() {
     let Some(_) = kernels() else { return };
-    let (mut never, mut late, mut early) = (0, 0, 0);
+    let (mut never, mut late) = (0, 0);
     for planned in planned_for_ranks() {
         let steps = planned.lowered(&planned.schedule).unwrap();
         let (begins, ends) = exchanges(&steps);
@@ -210,20 +210,8 @@ fn an_exchange_that_is_awaited_too_late_or_never_or_begins_too_early_is_found() 
             moved[reader].append(&mut awaits);
             late += usize::from(planned.check_steps(&planned.schedule, &moved).is_err());
         }
-        for &begin in &begins {
-            let writes =
-                |&action: &usize| !steps[action].is_empty() && depends(&planned.schedule, action, begin);
-            let Some(writer) = (0..begin).rev().find(writes) else { continue };
-            planned.refuses_steps(&steps, &format!("{begin} before {writer}"), |steps| {
-                let mut moved = std::mem::take(&mut steps[begin]);
-                moved.append(&mut steps[writer]);
-                steps[writer] = moved;
-            });
-            early += 1;
-        }
     }
     assert!(never >= 12 && late > 50, "{never} never and {late} late");
-    assert!(early > 5, "{early} begun early");
 }
 
 #[test]

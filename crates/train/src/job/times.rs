@@ -53,11 +53,11 @@ impl Environment {
     }
 
     /// Times of a device that is not measured at its first use: those that came with the program, and over them the times
-    /// of `bench ops` and of runs.
+    /// of `bench ops`. Runs add none: decision 0107 says why.
     pub(super) fn kept_times(&self, device: &dyn Device) -> KnownTimes {
         let measured = committed(&device.name()).unwrap_or_default();
-        let mut known = KnownTimes { measured, file: self.times_file(device), ..KnownTimes::default() };
-        if let Some(file) = known.file.as_ref().filter(|file| file.path.exists()) {
+        let mut known = KnownTimes { measured, ..KnownTimes::default() };
+        if let Some(file) = self.times_file(device).filter(|file| file.path.exists()) {
             match file.read() {
                 Ok(kept) => known.measured = known.measured.updated(kept),
                 Err(error) => known.notes.push(Note::Device(format!("{error}; it is passed over"))),
@@ -149,99 +149,4 @@ pub fn read_costs(file: &Path, here: &str) -> Result<Measured, TrainError> {
         return Err(mistake(format!("was measured on {there}; this is {here}; measure again here")));
     }
     Ok(measured)
-}
-
-#[cfg(test)]
-mod tests {
-    use plimsoll_exec::{ExecError, ScheduleId};
-    use plimsoll_graph::Graph;
-    use plimsoll_plan::{Facts, Runnable, Space};
-
-    use super::*;
-    use crate::config::Config;
-    use crate::job::{Job, Session};
-    use crate::scratch::Scratch;
-    use crate::settings::RawConfig;
-
-    const NAME: &str = "NVIDIA H200, cuBLASLt, cuDNN, fast";
-
-    /// The processor under a GPU's name: not measured at its first use, and with times of ops that came with the program.
-    #[derive(Debug)]
-    struct Card(Box<dyn Device>);
-
-    impl Device for Card {
-        fn name(&self) -> String {
-            NAME.into()
-        }
-
-        fn facts(&self, graph: &Graph) -> Facts {
-            self.0.facts(graph)
-        }
-
-        fn use_timings(&mut self, timings: Timings) {
-            self.0.use_timings(timings);
-        }
-
-        fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
-            self.0.reserve(space)
-        }
-
-        fn prepare(&mut self, schedule: &Runnable) -> Result<ScheduleId, ExecError> {
-            self.0.prepare(schedule)
-        }
-
-        fn map(&mut self) -> Result<(), ExecError> {
-            self.0.map()
-        }
-
-        fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-            self.0.write(offset, bytes)
-        }
-
-        fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-            self.0.read(offset, bytes)
-        }
-
-        fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
-            self.0.run(schedule)
-        }
-
-        fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError> {
-            self.0.run_timed(schedule, seconds)
-        }
-    }
-
-    fn session(raw: &RawConfig, environment: &Environment) -> Session {
-        let config = Config::check(raw).unwrap();
-        let card = Card(config.options.plain_device().unwrap());
-        let opened = environment.with_times(Box::new(card), &config).unwrap();
-        let mut job = Job { device: Some(opened), ..config.open(environment).unwrap() };
-        let planned = job.plan().unwrap();
-        job.start(planned).unwrap()
-    }
-
-    #[test]
-    fn a_run_on_a_gpu_adds_its_times_to_those_that_came_with_the_program() {
-        let folder = Scratch::new();
-        let environment = Environment { caches: Some(folder.path().into()), ..Environment::default() };
-        let raw = RawConfig { threads: Some(1), max_steps: Some(6), ..RawConfig::default() };
-        for before in ["", " and from 1 run"] {
-            let mut session = session(&raw, &environment);
-            assert_eq!(session.device_name(), format!("{NAME}, times from measured ops{before}"));
-            session.train::<TrainError>(&mut []).unwrap();
-        }
-        let card = Card(plimsoll_devices::cpu(1).unwrap());
-        let [known, own] =
-            [environment.kept_times(&card).measured, environment.times_file(&card).unwrap().read().unwrap()];
-        assert!(own.ops().iter().any(|(op, _)| op.starts_with("head_loss")), "{own:?}");
-        let all = known.timings();
-        let passed_over =
-            own.ops().iter().find(|(op, timing)| all.get(op) != Some(timing)).map(|(op, _)| op.to_owned());
-        assert_eq!(passed_over, None, "a run's own times count for more");
-        assert!(known.len() > own.len() && known.len() > committed(NAME).unwrap().len());
-        // Whoever states times gets no others, and adds none.
-        let modelled = RawConfig { costs: Some(MODELLED.into()), ..raw };
-        session(&modelled, &environment).train::<TrainError>(&mut []).unwrap();
-        assert_eq!(environment.kept_times(&card).measured, known);
-    }
 }
