@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! probes   small models, trained for about a second when the machine is first used
-//! runs     every training run adds the times of its own ops
+//! runs     every training run on the processor adds the times of its own ops
 //! bench    `plimsoll bench ops` times the ops of one model on purpose
 //! ```
 //!
